@@ -1,0 +1,132 @@
+"""pytest plugin: `--cluster`, and the fixtures that give a test its cluster. One cluster runs at a time."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+from operators import LocalOperator, grant_own_role, install_operator
+from sandbox import Sandbox, leftovers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from sandbox import Region
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cluster", default="sandbox", choices=("sandbox", "kind"), help="what the scenarios run on (default: sandbox)"
+    )
+
+
+class Clusters:
+    """The run's clusters; asking for one kind ends the other, since two cores hold only one."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._run = f"tests-{os.getpid()}"
+        self.sandbox: Sandbox | None = None
+        self.operator_installed = False
+        self._nodes = False
+
+    def region(self, *, nodes: bool) -> Region:
+        """A running region, with a kubelet or as a control plane only."""
+        if self._kind == "kind" and nodes:
+            from sandbox.kind import KindRegion
+
+            return KindRegion.up()  # type: ignore[return-value]
+        if self.sandbox is None or self._nodes != nodes:
+            self.down()
+            self.sandbox = Sandbox.up(self._run, nodes=nodes, owner=os.getpid())
+            self._nodes = nodes
+        return self.sandbox.region()
+
+    def down(self) -> None:
+        """End what runs; it must leave nothing."""
+        if self.sandbox is None:
+            return
+        self.sandbox.down(keep_logs=False)
+        self.sandbox = None
+        self.operator_installed = False
+        left = leftovers(self._run)
+        assert left == [], f"the cluster left behind: {left}"
+
+
+@pytest.fixture(scope="session")
+def clusters(request: pytest.FixtureRequest) -> Iterator[Clusters]:
+    """Every cluster of this test run."""
+    clusters = Clusters(request.config.getoption("--cluster"))
+    yield clusters
+    clusters.down()
+
+
+@pytest.fixture(scope="module")
+def control_plane(clusters: Clusters) -> Region:
+    """etcd, kube-apiserver and controller-manager: no node, so no pod ever runs. Conch's CRDs and role are there."""
+    region = clusters.region(nodes=False)
+    grant_own_role(region)
+    return region
+
+
+@pytest.fixture(scope="module")
+def cluster(control_plane: Region) -> Region:
+    """The same, by the name that tests of objects use."""
+    return control_plane
+
+
+@pytest.fixture(scope="module")
+def sandbox(clusters: Clusters) -> Sandbox:
+    """The whole local cluster, with a kubelet, Triton images and Prometheus."""
+    clusters.region(nodes=True)
+    assert clusters.sandbox is not None, "only the sandbox is made of namespaces of this machine"
+    return clusters.sandbox
+
+
+@pytest.fixture
+def region(clusters: Clusters) -> Iterator[Region]:
+    """Its first region, all GPUs healthy and none taken away; the test is in its network."""
+    region = clusters.region(nodes=True)
+    region.gpus.reset(region.spec.gpus)
+    with region.network():
+        yield region
+
+
+@pytest.fixture
+def operator(region: Region, clusters: Clusters) -> Region:
+    """The region with the operator installed from manifests/, as a user installs it."""
+    if not clusters.operator_installed:
+        install_operator(region)
+        clusters.operator_installed = True
+    return region
+
+
+@pytest.fixture
+def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace of the test's own; deleted afterwards without waiting."""
+    name = "control_plane" if "control_plane" in request.fixturenames or "cluster" in request.fixturenames else "region"
+    region: Region = request.getfixturevalue(name)
+    namespace = f"t-{uuid.uuid4().hex[:8]}"
+    region.kubectl("create", "namespace", namespace)
+    yield namespace
+    region.kubectl("delete", "namespace", namespace, "--wait=false", "--ignore-not-found")
+
+
+@pytest.fixture
+def start_operator(control_plane: Region, tmp_path: Path) -> Iterator[Callable[..., LocalOperator]]:
+    """Start operators as processes under the operator's own role; they end with the test."""
+    started: list[LocalOperator] = []
+
+    def start(identity: str = "operator-0", **options: object) -> LocalOperator:
+        operator = LocalOperator(control_plane, tmp_path, identity=identity, **options)  # type: ignore[arg-type]
+        started.append(operator)
+        operator.start()
+        return operator
+
+    yield start
+    for operator in started:
+        operator.stop()

@@ -1,0 +1,1 @@
+"""Conch: a Kubernetes operator for inference on NVIDIA Triton."""

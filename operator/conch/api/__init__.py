@@ -1,0 +1,1 @@
+"""The custom resources: pydantic models are the source of the CRDs. Pure."""

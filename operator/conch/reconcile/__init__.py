@@ -1,0 +1,1 @@
+"""From a key to its objects and its status."""

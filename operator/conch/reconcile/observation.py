@@ -1,0 +1,192 @@
+"""A service's children as last seen → what runs, what is ready and what is wrong. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from conch import names
+from conch.api.conditions import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from conch.api.inferenceservice import InferenceServiceSpec
+
+MAX_QUOTE: Final = 600
+_PULL_REASONS: Final = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "ImageInspectError",
+        "RegistryUnavailable",
+        "SignatureValidationFailed",
+    }
+)
+_ENDED: Final = frozenset({"Succeeded", "Failed"})
+# What changes from try to try though the cause doesn't (R11): the prefixes of Triton's log lines in both formats, other
+# instants, addresses in memory, and the identifiers of containers and pods. A model's digest is no identifier.
+_CHANGING: Final = re.compile(
+    r"\b[IWE]\d{4} \d\d:\d\d:\d\d\.\d+ \d+ [\w./-]+:\d+\] ?"
+    r"|\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(Z|[+-]\d\d:?\d\d)?( [IWE])?( \d+)?( [\w./-]+:\d+\])? ?"
+    r"|\b0x[0-9a-fA-F]+\b"
+    r"|(?<!sha256:)\b[0-9a-f]{64}\b"
+    r"|\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"
+)
+_CRASH_LOOP: Final = "CrashLoopBackOff"
+_IMAGE_IN_MESSAGE: Final = re.compile(r'image "([^"]+)"')
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a pod doesn't serve; the message is stable while the cause is (R11)."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the children show."""
+
+    exists: bool
+    """Whether there is a Deployment at all."""
+    wanted: int
+    ready: int
+    rolled_out: bool
+    """Whether every pod was made from the present template and at least one of them answers."""
+    template_inputs: str
+    """What the Deployment's template was made from."""
+    problems: tuple[Problem, ...]
+    pending_pods: int
+    """Pods that the scheduler could not place."""
+
+
+def observe(
+    children: Mapping[str, list[dict[str, Any]]], service: str, spec: InferenceServiceSpec | None
+) -> Observation:
+    """Read the Deployment and the pods of one service."""
+    wanted_name = names.deployment(service)
+    deployments = [item for item in children.get("Deployment", []) if item["metadata"]["name"] == wanted_name]
+    # An evicted pod stays as Failed until it is collected; what it suffered says nothing of its successor.
+    pods = [
+        pod
+        for pod in children.get("Pod", [])
+        if "deletionTimestamp" not in pod["metadata"] and (pod.get("status") or {}).get("phase") not in _ENDED
+    ]
+    # Newest first; the name decides among equals, or the order of the cache would alter the status (R11).
+    pods.sort(key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), pod["metadata"]["name"]), reverse=True)
+    found = [_pod_problem(pod, spec) for pod in pods]
+    problems = tuple(dict.fromkeys(problem for problem in found if problem is not None))
+    pending = sum(1 for pod in pods if _unschedulable(pod) is not None)
+    if not deployments:
+        return Observation(False, 0, 0, False, "", problems, pending)
+    deployment = deployments[0]
+    status, metadata = deployment.get("status") or {}, deployment["metadata"]
+    replicas, ready = status.get("replicas", 0), status.get("readyReplicas", 0)
+    seen = status.get("observedGeneration", 0) >= metadata.get("generation", 0)
+    return Observation(
+        exists=True,
+        wanted=deployment["spec"].get("replicas", 1),
+        ready=ready,
+        rolled_out=bool(seen and ready and status.get("updatedReplicas", 0) == replicas),
+        template_inputs=(metadata.get("annotations") or {}).get(names.TEMPLATE_INPUTS_ANNOTATION, ""),
+        problems=(*problems, *_deployment_problems(deployment)) if ready < replicas or not replicas else problems,
+        pending_pods=pending,
+    )
+
+
+def _deployment_problems(deployment: Mapping[str, Any]) -> Iterable[Problem]:
+    for condition in (deployment.get("status") or {}).get("conditions") or ():
+        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
+            # The message names the one pod that was tried last.
+            tried = re.compile(rf'"{re.escape(deployment["metadata"]["name"])}-[a-z0-9-]+"')
+            said = tried.sub("", str(condition.get("message") or ""))
+            yield Problem(Reason.SERVER_FAILED, f"Pods can't be created: {_quote(said)}")
+        if condition.get("reason") == "ProgressDeadlineExceeded":
+            yield Problem(Reason.CANNOT_BECOME_READY, "The new pods did not become ready within the progress deadline.")
+
+
+def _pod_problem(pod: Mapping[str, Any], spec: InferenceServiceSpec | None) -> Problem | None:
+    blocked = _unschedulable(pod)
+    if blocked is not None:
+        return _scheduling_problem(blocked, spec)
+    status = pod.get("status") or {}
+    for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
+        problem = _container_problem(container)
+        if problem is not None:
+            return problem
+    return None
+
+
+def _unschedulable(pod: Mapping[str, Any]) -> str | None:
+    for condition in (pod.get("status") or {}).get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return str(condition.get("message") or "no reason given")
+    return None
+
+
+def _scheduling_problem(scheduler: str, spec: InferenceServiceSpec | None) -> Problem:
+    if spec is not None and spec.accelerator.count and f"Insufficient {spec.accelerator.resource}" in scheduler:
+        wanted = spec.accelerator
+        which = f" on a node labelled {' or '.join(wanted.products)}" if wanted.products else ""
+        return Problem(
+            Reason.NO_FREE_ACCELERATOR,
+            f"A pod waits for {wanted.count} {wanted.resource}{which} and none is free: free one, add a node, or lower "
+            "spec.scaling.minReplicas.",
+        )
+    # The scheduler counts nodes in its sentence; its own reasons without the counts stay the same from try to try.
+    _, _, causes = scheduler.partition(": ")
+    reasons = sorted(
+        {part.strip(" .").lstrip("0123456789 ") for part in (causes or scheduler).split(". ")[0].split(",")}
+    )
+    return Problem(Reason.UNSCHEDULABLE, f"A pod can't be placed: {_quote('; '.join(reasons))}.")
+
+
+def _container_problem(container: Mapping[str, Any]) -> Problem | None:
+    name, state = container.get("name"), container.get("state") or {}
+    waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+    last = (container.get("lastState") or {}).get("terminated") or {}
+    if waiting.get("reason") in _PULL_REASONS:
+        return _pull_problem(container, str(waiting.get("message") or ""))
+    if waiting.get("reason") in {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}:
+        return Problem(Reason.SERVER_FAILED, f"Container {name} can't start: {_quote(waiting.get('message'))}")
+    failed = ended if ended.get("exitCode") else {}
+    if not failed and not container.get("ready") and (last.get("exitCode") or waiting.get("reason") == _CRASH_LOOP):
+        failed = last
+    if not failed:
+        return None
+    if failed.get("reason") == "OOMKilled":
+        return Problem(
+            Reason.OUT_OF_MEMORY, f"Container {name} was killed for want of memory: raise spec.resources.memory."
+        )
+    if name == names.FETCH_CONTAINER:
+        return Problem(Reason.FETCH_FAILED, f"The model can't be fetched: {_quote(failed.get('message'))}")
+    return Problem(
+        Reason.SERVER_FAILED, f"Triton exited with code {failed.get('exitCode')}: {_quote(failed.get('message'))}"
+    )
+
+
+def _pull_problem(container: Mapping[str, Any], said: str) -> Problem:
+    own, quoted = container.get("image"), _IMAGE_IN_MESSAGE.search(said)
+    image = quoted[1] if quoted else own
+    if image != own:
+        # An image volume is pulled for the container that mounts it.
+        where = "the spec.models[].source.uri that names it"
+    elif container.get("name") == names.FETCH_CONTAINER:
+        where = "the operator's setting CONCH_FETCH_IMAGE"
+    else:
+        where = "spec.runtime.image"
+    return Problem(
+        Reason.IMAGE_PULL_FAILED,
+        f"The image {image} can't be pulled: check {where} and the access to its registry.",
+    )
+
+
+def _quote(text: Any) -> str:
+    """The end of what a program said, on one line; that is where the cause stands."""
+    line = " ".join(_CHANGING.sub("", str(text or "")).split()) or "it gave no reason"
+    return line if len(line) <= MAX_QUOTE else f"…{line[-MAX_QUOTE:]}"

@@ -1,0 +1,263 @@
+"""One InferenceService: gather, validate, decide, apply, observe, status. I/O through what it is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import structlog
+
+from conch import names
+from conch.api.conditions import ConditionType, Reason
+from conch.api.inferenceservice import InvalidSpec
+from conch.kube.errors import Conflict, Forbidden, Invalid, NotFound
+from conch.reconcile import steps
+from conch.reconcile.errors import ReconcileError, Retryable, Stalled, Waiting
+from conch.reconcile.observation import observe
+from conch.reconcile.status import StatusInputs, build_status, first_sight
+from conch.scaling import scale
+from conch.workload.deployment import (
+    SURGE_ON_CREATE,
+    Images,
+    Strategy,
+    choose_strategy,
+    keeps_template,
+    template_inputs,
+)
+from conch.workload.desired import desired_children
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conch.api.inferenceservice import InferenceServiceSpec
+    from conch.api.parsed import ParsedSpecs
+    from conch.kube.cache import Cache
+    from conch.kube.client import Kube
+    from conch.reconcile.status import Scaling
+
+Object = dict[str, Any]
+log = structlog.get_logger(__name__)
+
+
+class Key(NamedTuple):
+    """What the work queue holds: one InferenceService."""
+
+    namespace: str
+    name: str
+
+
+class Recorder(Protocol):
+    """Where Events go; never blocks and never fails."""
+
+    def record(self, obj: Object, reason: str, message: str, type_: str = "Normal") -> None:
+        """Tell what happened to an object."""
+
+
+class Autoscaler(Protocol):
+    """What the reconcile needs of scaling."""
+
+    def record(self, namespace: str, name: str) -> Scaling | None:
+        """The last decision."""
+
+    def initial_replicas(self, namespace: str, name: str, spec: InferenceServiceSpec) -> int:
+        """How many replicas a new Deployment starts with."""
+
+
+class Accelerators(Protocol):
+    """What the cluster has."""
+
+    async def free(self, spec: InferenceServiceSpec) -> int | None:
+        """Matching accelerators that nothing has requested; None when unknown."""
+
+
+@dataclass(frozen=True)
+class Collaborators:
+    """Everything outside the reconciler."""
+
+    kube: Kube
+    cache: Cache
+    parsed: ParsedSpecs
+    autoscaler: Autoscaler
+    accelerators: Accelerators
+    recorder: Recorder
+    images: Images
+    prometheus_namespace: str
+    has_pod_monitors: Callable[[], bool]
+    clock: Callable[[], float]
+    now: Callable[[], str]
+    """The present instant, RFC 3339, for transition times."""
+
+
+class ServiceReconciler:
+    """Brings one InferenceService's children and status to where its spec wants them."""
+
+    def __init__(self, outside: Collaborators) -> None:
+        self._out = outside
+        self._repairs = steps.RepairLimit(outside.clock)
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Work on one key; the seconds after which to look again, or None. Raises Retryable and ApiError."""
+        service = self._out.cache.get(names.SERVICE_KIND, key.namespace, key.name)
+        if service is None or "deletionTimestamp" in service["metadata"]:
+            # The garbage collector removes the children; a write now would bring them back for ever (R4).
+            return None
+        service = await self._acknowledge(service)
+        outcome = _Outcome()
+        try:
+            outcome = replace(outcome, spec=self._out.parsed.get(service))
+            outcome = await self._converge(service, outcome)
+        except InvalidSpec as error:
+            outcome = replace(outcome, error=Stalled(Reason.INVALID_SPEC, str(error)))
+        except ReconcileError as error:
+            outcome = replace(outcome, error=error)
+        except (Invalid, Forbidden) as error:
+            # Another spec, role or cluster policy heals this; the server's own words say which.
+            refused = Waiting(Reason.API_ERROR, f"The API server refuses a child: {error.message}")
+            outcome = replace(outcome, error=refused)
+        await self._write_status(service, outcome)
+        if isinstance(outcome.error, Retryable):
+            raise outcome.error
+        return outcome.error.retry_after_s if isinstance(outcome.error, Waiting) else outcome.again_after_s
+
+    async def _acknowledge(self, service: Object) -> Object:
+        """Say that a generation was seen before any slow work is done (R10)."""
+        status = service.get("status") or {}
+        if status.get("observedGeneration") == service["metadata"]["generation"]:
+            return service
+        return await self._apply_status(service, first_sight(service, self._out.now()))
+
+    async def _converge(self, service: Object, outcome: _Outcome) -> _Outcome:
+        """Apply the children, the Deployment last, and prune what is no longer wanted."""
+        spec, out = outcome.spec, self._out
+        assert spec is not None  # noqa: S101 - set by the caller, for the type checker
+        if spec.paused:
+            return outcome
+        namespace, name = service["metadata"]["namespace"], service["metadata"]["name"]
+        children = out.cache.children(namespace, name)
+        live = _deployment(children, name)
+        strategy, free = await self._strategy(spec, live)
+        wanted = desired_children(
+            service,
+            spec,
+            images=out.images,
+            strategy=strategy or SURGE_ON_CREATE,
+            live_deployment=live,
+            prometheus_namespace=out.prometheus_namespace,
+            with_pod_monitor=out.has_pod_monitors(),
+        )
+        await steps.check_names(out.kube, service, wanted, children)
+        applied = await steps.apply_children(
+            out.kube, out.cache, wanted, children,
+            limit=self._repairs, last=lambda child: self._apply_deployment(service, spec, child, live),
+        )  # fmt: skip
+        removed = await steps.prune(out.kube, out.cache, service, wanted, children)
+        for what in applied.repaired:
+            out.recorder.record(service, "DriftRepaired", f"Put back {what}.", "Warning")
+        for what in removed:
+            out.recorder.record(service, "Pruned", f"Removed {what}, which is no longer wanted.")
+        await self._claim_replicas(spec, namespace, name)
+        again = steps.REPAIR_WINDOW_S if applied.postponed else None
+        return replace(outcome, strategy=strategy, free=free, again_after_s=again)
+
+    async def _strategy(self, spec: InferenceServiceSpec, live: Object | None) -> tuple[Strategy | None, int | None]:
+        """Choose how to roll when a rollout is about to start; a running one keeps its numbers (R12)."""
+        if live is None or keeps_template(spec, live):
+            pending = live is not None and (live.get("status") or {}).get("unavailableReplicas", 0) > 0
+            free = await self._out.accelerators.free(spec) if pending and spec.accelerator.count else None
+            return None, free
+        free = await self._out.accelerators.free(spec) if spec.accelerator.count else None
+        return choose_strategy(spec, replicas=live["spec"].get("replicas", 1), free=free), free
+
+    async def _apply_deployment(
+        self, service: Object, spec: InferenceServiceSpec, child: Object, live: Object | None
+    ) -> Object:
+        """Apply with replicas only while nobody else owns them: leaving them out then would set 1 (R1)."""
+        namespace, name = service["metadata"]["namespace"], service["metadata"]["name"]
+        deployment_name = child["metadata"]["name"]
+        body = {**child, "metadata": dict(child["metadata"]), "spec": dict(child["spec"])}
+        if live is None:
+            body["spec"]["replicas"] = self._out.autoscaler.initial_replicas(namespace, name, spec)
+        elif not self._others_own_replicas(namespace, deployment_name):
+            body["spec"]["replicas"] = live["spec"].get("replicas", 1)
+            # A scaler may take over at this very moment; its value must not be reset by ours.
+            body["metadata"]["resourceVersion"] = live["metadata"]["resourceVersion"]
+        return await self._out.kube.apply(body, manager=names.WORKLOAD_MANAGER)
+
+    async def _claim_replicas(self, spec: InferenceServiceSpec, namespace: str, name: str) -> None:
+        """Hand spec.replicas from the renderer to the autoscaler right after creation (R1)."""
+        deployment_name = names.deployment(name)
+        deployment = self._out.cache.get("Deployment", namespace, deployment_name)
+        if deployment is None or spec.scaling.mode == "External":
+            return
+        owners = self._out.cache.replicas_owners(namespace, deployment_name)
+        if names.WORKLOAD_MANAGER in owners and not self._others_own_replicas(namespace, deployment_name):
+            await scale.claim(self._out.kube, namespace, deployment_name)
+
+    def _others_own_replicas(self, namespace: str, deployment_name: str) -> bool:
+        return bool(self._out.cache.replicas_owners(namespace, deployment_name).keys() - {names.WORKLOAD_MANAGER})
+
+    async def _write_status(self, service: Object, outcome: _Outcome) -> None:
+        """Make the status anew from what is known now, and write it if it differs."""
+        out, metadata = self._out, service["metadata"]
+        children = out.cache.children(metadata["namespace"], metadata["name"])
+        inputs = StatusInputs(
+            service=service,
+            spec=outcome.spec,
+            template_inputs=template_inputs(outcome.spec) if outcome.spec else None,
+            observation=observe(children, metadata["name"], outcome.spec),
+            scaling=out.autoscaler.record(metadata["namespace"], metadata["name"]),
+            strategy=outcome.strategy,
+            free_accelerators=outcome.free,
+            error=outcome.error,
+        )
+        status = build_status(inputs, out.now())
+        if status == service.get("status"):
+            return
+        self._tell_transitions(service, status)
+        await self._apply_status(service, status)
+
+    async def _apply_status(self, service: Object, status: Object) -> Object:
+        metadata = service["metadata"]
+        body = {
+            "apiVersion": names.API_VERSION,
+            "kind": names.SERVICE_KIND,
+            # The uid makes a write to a namesake that was made meanwhile fail instead of lie.
+            "metadata": {key: metadata[key] for key in ("name", "namespace", "uid")},
+            "status": status,
+        }
+        try:
+            written = await self._out.kube.apply(body, manager=names.STATUS_MANAGER, subresource="status")
+        except (NotFound, Conflict):
+            return service  # deleted, or deleted and made again: the watch brings the truth
+        self._out.cache.put(written)
+        return written
+
+    def _tell_transitions(self, service: Object, status: Object) -> None:
+        """An Event for each condition that turned, so that `kubectl describe` reads as a story."""
+        old = {c["type"]: c for c in (service.get("status") or {}).get("conditions") or []}
+        for condition in status["conditions"]:
+            before = old.get(condition["type"], {})
+            if (before.get("status"), before.get("reason")) == (condition["status"], condition["reason"]):
+                continue
+            bad = condition["type"] != ConditionType.READY
+            if condition["type"] == ConditionType.READY or condition["status"] == "True":
+                warn = condition["status"] == "True" if bad else condition["status"] == "False"
+                quiet = condition["type"] == ConditionType.RECONCILING or condition["reason"] == Reason.STARTING
+                type_ = "Warning" if warn and not quiet else "Normal"
+                self._out.recorder.record(service, condition["reason"], condition["message"], type_)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What one pass found out; its status is made from this."""
+
+    spec: InferenceServiceSpec | None = None
+    strategy: Strategy | None = None
+    free: int | None = None
+    error: ReconcileError | None = None
+    again_after_s: float | None = None
+
+
+def _deployment(children: dict[str, list[Object]], service: str) -> Object | None:
+    wanted = names.deployment(service)
+    return next((item for item in children.get("Deployment", []) if item["metadata"]["name"] == wanted), None)

@@ -1,0 +1,211 @@
+"""The steps of a reconcile that write children: claim names, apply, prune. I/O through the client given."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from conch import names
+from conch.api.conditions import Reason
+from conch.kube.client import RESOURCE_BY_KIND
+from conch.kube.errors import Conflict
+from conch.reconcile.errors import Stalled, Waiting
+from conch.workload.desired import first_difference
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+    from conch.kube.client import Resource
+
+Object = dict[str, Any]
+
+MAX_REPAIRS: Final = 3
+REPAIR_WINDOW_S: Final = 60.0
+OLD_OWNER_RETRY_S: Final = 2.0
+
+
+class Kube(Protocol):
+    """The verbs that these steps use."""
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
+        """One object, read live."""
+
+    async def apply(self, body: Object, *, manager: str) -> Object:
+        """Server-side apply."""
+
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, *, uid: str, resource_version: str | None
+    ) -> bool:
+        """Delete with preconditions."""
+
+
+class Cache(Protocol):
+    """Where the answers of writes go, so that the next reconcile reads them."""
+
+    def put(self, obj: Object) -> bool:
+        """Store an object."""
+
+    def remove(self, obj: Object) -> bool:
+        """Forget an object."""
+
+
+@dataclass
+class RepairLimit:
+    """At most three repairs of a child a minute: two controllers that disagree must not fight in a loop."""
+
+    clock: Callable[[], float]
+    _repairs: dict[str, deque[float]] = field(default_factory=dict)
+
+    def allows(self, uid: str) -> bool:
+        """Whether one more repair is in order now; if so it is counted."""
+        now, times = self.clock(), self._repairs.setdefault(uid, deque(maxlen=MAX_REPAIRS))
+        if len(times) == MAX_REPAIRS and now - times[0] < REPAIR_WINDOW_S:
+            return False
+        times.append(now)
+        return True
+
+    def forget(self, uids: Iterable[str]) -> None:
+        """Drop what is known of children that are gone."""
+        for uid in uids:
+            self._repairs.pop(uid, None)
+
+
+def owned_by(child: Mapping[str, Any], uid: str) -> bool:
+    """Whether the object's controller is the resource with this uid."""
+    owners = child["metadata"].get("ownerReferences") or []
+    return any(owner.get("controller") and owner.get("uid") == uid for owner in owners)
+
+
+def live_child(children: Mapping[str, list[Object]], wanted: Mapping[str, Any]) -> Object | None:
+    """The cached child that a wanted object would be applied to."""
+    name = wanted["metadata"]["name"]
+    return next((item for item in children.get(wanted["kind"], []) if item["metadata"]["name"] == name), None)
+
+
+async def check_names(kube: Kube, service: Object, wanted: list[Object], children: Mapping[str, list[Object]]) -> None:
+    """Refuse to write anything while a name is another's (R5).
+
+    What the cache shows as ours needs no look; everything else is read live, since an object without our labels is in
+    no watch.
+    """
+    uid, namespace = service["metadata"]["uid"], service["metadata"]["namespace"]
+    unknown = [child for child in wanted if live_child(children, child) is None]
+    found = await asyncio.gather(
+        *(kube.get(RESOURCE_BY_KIND[child["kind"]], namespace, child["metadata"]["name"]) for child in unknown)
+    )
+    cached = [live for child in wanted if (live := live_child(children, child)) is not None]
+    for live in [*cached, *(item for item in found if item is not None)]:
+        if owned_by(live, uid):
+            continue
+        kind, name = live["kind"], live["metadata"]["name"]
+        if _owner_name(live) not in {None, service["metadata"]["name"]}:
+            raise Stalled(
+                Reason.NAME_CONFLICT,
+                f"{kind} {name} belongs to the InferenceService {_owner_name(live)}: rename metadata.name.",
+            )
+        if _owner_name(live) is not None:
+            # The children of a predecessor of the same name; the garbage collector is on its way.
+            raise Waiting(
+                Reason.NAME_CONFLICT,
+                f"{kind} {name} belongs to a deleted InferenceService of this name and is being removed.",
+                OLD_OWNER_RETRY_S,
+            )
+        raise Stalled(
+            Reason.NAME_CONFLICT,
+            f"{kind} {name} exists and isn't Conch's: rename metadata.name, or delete the {kind}.",
+        )
+
+
+def _owner_name(live: Mapping[str, Any]) -> str | None:
+    """The InferenceService that is the object's controller, of whatever version of the API; None if it has none."""
+    for owner in live["metadata"].get("ownerReferences") or []:
+        group = str(owner.get("apiVersion", "")).partition("/")[0]
+        if owner.get("controller") and owner.get("kind") == names.SERVICE_KIND and group == names.GROUP:
+            return str(owner.get("name"))
+    return None
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What applying the children did."""
+
+    written: tuple[Object, ...]
+    repaired: tuple[str, ...]
+    """What was put back, as `Service demo: spec.ports[http].port`."""
+    postponed: bool
+    """Whether a repair waits because too many were made in the last minute."""
+
+
+async def apply_children(
+    kube: Kube,
+    cache: Cache,
+    wanted: list[Object],
+    children: Mapping[str, list[Object]],
+    *,
+    limit: RepairLimit,
+    last: Callable[[Object], Awaitable[Object]],
+) -> Applied:
+    """Apply what differs: first everything that pods need, then, with `last`, the Deployment."""
+    changes, repaired, postponed = [], [], False
+    for child in wanted:
+        live = live_child(children, child)
+        difference = "" if live is None else first_difference(live, child)
+        if difference is None:
+            continue
+        if live is not None and _digest(live) == _digest(child):
+            if not limit.allows(live["metadata"]["uid"]):
+                postponed = True
+                continue
+            repaired.append(f"{child['kind']} {child['metadata']['name']}: {difference}")
+        changes.append(child)
+    before = [child for child in changes if child["kind"] != "Deployment"]
+    written = list(await _all(kube.apply(child, manager=names.WORKLOAD_MANAGER) for child in before))
+    written += [await last(child) for child in changes if child["kind"] == "Deployment"]
+    for child in written:
+        cache.put(child)
+    return Applied(tuple(written), tuple(repaired), postponed)
+
+
+async def _all(calls: Iterable[Awaitable[Object]]) -> list[Object]:
+    # Every call ends before the first error is raised: a cancelled write may have happened without our knowing.
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
+
+
+async def prune(
+    kube: Kube, cache: Cache, service: Object, wanted: list[Object], children: Mapping[str, list[Object]]
+) -> list[str]:
+    """Delete children that are no longer wanted: only ours, and only as they were seen (R6)."""
+    keep = {(child["kind"], child["metadata"]["name"]) for child in wanted}
+    kinds = {child["kind"] for child in wanted} | {"PodMonitor"}
+    removed = []
+    for kind in sorted(kinds & children.keys()):
+        for live in children[kind]:
+            metadata = live["metadata"]
+            if (kind, metadata["name"]) in keep or not owned_by(live, service["metadata"]["uid"]):
+                continue
+            if "deletionTimestamp" in metadata:
+                continue
+            try:
+                await kube.delete(
+                    RESOURCE_BY_KIND[kind],
+                    metadata["namespace"],
+                    metadata["name"],
+                    uid=metadata["uid"],
+                    resource_version=metadata["resourceVersion"],
+                )
+            except Conflict:
+                continue  # it changed since it was seen; the event of that change brings us back
+            cache.remove(live)
+            removed.append(f"{kind} {metadata['name']}")
+    return removed
+
+
+def _digest(child: Mapping[str, Any]) -> str | None:
+    annotations: Mapping[str, str] = child["metadata"].get("annotations") or {}
+    return annotations.get(names.DESIRED_ANNOTATION)

@@ -1,0 +1,1 @@
+"""How many replicas: signals, decision, and the one writer of replicas."""

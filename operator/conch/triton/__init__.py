@@ -1,0 +1,1 @@
+"""All knowledge about one Triton server."""

@@ -1,0 +1,122 @@
+"""Names of the metrics of Triton and DCGM, and the fixed set of PromQL over them for all services at once. Pure.
+
+Sources: triton-inference-server/core `src/metrics.cc` and server `docs/user_guide/metrics.md`; dcgm-exporter's default
+counters. No text of a custom resource ever enters a query: only the operator's own settings do.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+PENDING: Final = "nv_inference_pending_request_count"
+SUCCESS: Final = "nv_inference_request_success"
+FAILURE: Final = "nv_inference_request_failure"
+REQUEST_DURATION_US: Final = "nv_inference_request_duration_us"
+EXECUTIONS: Final = "nv_inference_exec_count"
+COMPUTE_DURATIONS_US: Final = (
+    "nv_inference_compute_input_duration_us",
+    "nv_inference_compute_infer_duration_us",
+    "nv_inference_compute_output_duration_us",
+)
+TRITON_MEMORY_USED: Final = "nv_gpu_memory_used_bytes"
+TRITON_MEMORY_TOTAL: Final = "nv_gpu_memory_total_bytes"
+DCGM_MEMORY_USED: Final = "DCGM_FI_DEV_FB_USED"
+DCGM_MEMORY_FREE: Final = "DCGM_FI_DEV_FB_FREE"
+
+MODEL_LABEL: Final = "model"
+TRITON_GPU_LABEL: Final = "gpu_uuid"
+DCGM_GPU_LABEL: Final = "UUID"
+
+# DCGM writes a field that it can't read as a number of about 9.2e18.
+DCGM_BLANK: Final = 2.0**62
+
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+
+
+class Query(StrEnum):
+    """The queries of a tick, by what they answer."""
+
+    WAITING = "waiting"
+    AGE = "age"
+    SUCCESSES = "successes"
+    FAILURES = "failures"
+    IN_SYSTEM = "in-system"
+    BUSY = "busy"
+    MEMORY = "memory"
+
+
+@dataclass(frozen=True)
+class Labels:
+    """How this Prometheus names things; every field comes from the operator's settings."""
+
+    namespace: str = "namespace"
+    pod: str = "pod"
+    cluster: str = ""
+    cluster_value: str = ""
+
+    def __post_init__(self) -> None:
+        for name in (self.namespace, self.pod, *([self.cluster] if self.cluster else [])):
+            if not _LABEL.fullmatch(name):
+                raise ValueError(f"{name!r} is not a Prometheus label name; use letters, digits and underscores")
+
+    @property
+    def matcher(self) -> str:
+        """`{cluster="…"}`, or nothing when no cluster is set (R18)."""
+        return f"{{{self._cluster_pair}}}" if self._cluster_pair else ""
+
+    @property
+    def _cluster_pair(self) -> str:
+        if not self.cluster or not self.cluster_value:
+            return ""
+        value = self.cluster_value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        return f'{self.cluster}="{value}"'
+
+    def named(self, *metrics: str) -> str:
+        """A selector of several metrics at once."""
+        pairs = [f'__name__=~"{"|".join(metrics)}"', *([self._cluster_pair] if self._cluster_pair else [])]
+        return f"{{{','.join(pairs)}}}"
+
+
+def promql(labels: Labels, window_s: int) -> dict[Query, str]:
+    """The tick's queries; their number does not depend on how many services there are.
+
+    Every rate is taken per series, so a counter that restarts with its pod is seen before anything is added up.
+    `max by` over the version removes the copies that a pair of Prometheus servers, or two monitors of one pod, make
+    (R18). A division by nothing is defined in place: a server without requests is idle, not NaN.
+
+    Args:
+        labels: the label names and the cluster matcher.
+        window_s: the window of each rate; a target found less than two scrapes ago has none, and so no result.
+
+    Returns:
+        WAITING: requests in the queue, by pod and model.
+        AGE: seconds since the queue's newest sample, by pod.
+        SUCCESSES, FAILURES: requests/s that ended, by pod and model.
+        IN_SYSTEM: requests between arrival and answer, mean over the window (Little's law), by pod and model.
+        BUSY: model instances at work, mean over the window, by pod and model.
+        MEMORY: the raw gauges of Triton (bytes) and DCGM (MiB), by metric, pod and GPU.
+    """
+    by_pod = f"{labels.namespace}, {labels.pod}"
+    by_model = f"{by_pod}, {MODEL_LABEL}"
+    by_version = f"{by_model}, version"
+
+    def rate(metric: str, by: str = by_version) -> str:
+        return f"max by ({by}) (rate({metric}{labels.matcher}[{window_s}s]))"
+
+    compute = " + ".join(rate(metric) for metric in COMPUTE_DURATIONS_US)
+    # Each request of a batch adds the whole batch's time: times executions, over requests, leaves the executions' time.
+    busy = f"({compute}) * {rate(EXECUTIONS)} / ({rate(SUCCESS)} > 0)"
+    memory = labels.named(TRITON_MEMORY_USED, TRITON_MEMORY_TOTAL, DCGM_MEMORY_USED, DCGM_MEMORY_FREE)
+    return {
+        Query.WAITING: f"sum by ({by_model}) (max by ({by_version}) ({PENDING}{labels.matcher}))",
+        # An instant result carries the time of the evaluation, so the sample's own time must be asked for.
+        Query.AGE: f"min by ({by_pod}) (time() - timestamp({PENDING}{labels.matcher}))",
+        Query.SUCCESSES: f"sum by ({by_model}) ({rate(SUCCESS)})",
+        Query.FAILURES: f"sum by ({by_model}) ({rate(FAILURE, f'{by_version}, reason')})",
+        Query.IN_SYSTEM: f"sum by ({by_model}) ({rate(REQUEST_DURATION_US)}) / 1e6",
+        Query.BUSY: f"sum by ({by_model}) ({busy} or 0 * {rate(SUCCESS)}) / 1e6",
+        Query.MEMORY: f"max by (__name__, {by_pod}, {TRITON_GPU_LABEL}, {DCGM_GPU_LABEL}) ({memory})",
+    }

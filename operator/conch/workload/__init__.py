@@ -1,0 +1,1 @@
+"""InferenceService → Kubernetes objects, as plain data. Pure."""

@@ -1,0 +1,48 @@
+"""The NetworkPolicy: clients and Prometheus in, DNS and the model store out. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from conch import names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from conch.workload.source import Source
+
+NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"
+DNS_PORT = 53
+
+
+def network_policy(service: str, sources: Iterable[Source], *, prometheus_namespace: str) -> dict[str, Any]:
+    """Everything that isn't named here is refused.
+
+    A NetworkPolicy knows pods, not containers, so the model store's port is open to the whole pod; it is there only
+    for services that download, since volumes are mounted by the kubelet.
+    """
+    ports = sorted({source.port for source in sources if source.port is not None})
+    egress: list[dict[str, Any]] = [{"ports": [_port("UDP", DNS_PORT), _port("TCP", DNS_PORT)]}]
+    if ports:
+        egress.append({"ports": [_port("TCP", port) for port in ports]})
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": names.network_policy(service)},
+        "spec": {
+            "podSelector": {"matchLabels": names.pod_labels(service)},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [
+                {"ports": [_port("TCP", names.HTTP_PORT), _port("TCP", names.GRPC_PORT)]},
+                {
+                    "from": [{"namespaceSelector": {"matchLabels": {NAMESPACE_NAME_LABEL: prometheus_namespace}}}],
+                    "ports": [_port("TCP", names.METRICS_PORT)],
+                },
+            ],
+            "egress": egress,
+        },
+    }
+
+
+def _port(protocol: str, port: int) -> dict[str, Any]:
+    return {"protocol": protocol, "port": port}

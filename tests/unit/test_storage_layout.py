@@ -1,0 +1,232 @@
+"""Models on mounted volumes: what is found there, what is refused, and what Triton then sees."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from conch.storage.digest import file_digest, tree_digest
+from conch.storage.download import Downloader
+from conch.storage.errors import DigestMismatchError, FetchError, SourceRefusedError, WrongLayoutError
+from conch.storage.fetch import carry_out
+from conch.storage.layout import inspect, walk
+from conch.storage.plan import Plan, PlannedModel
+
+
+def planned(mount: Path, path: str | None = "/filetype", **changes: Any) -> PlannedModel:
+    fields: dict[str, Any] = {
+        "name": "filetype",
+        "uri": f"pvc://models{path}",
+        "file_name": "model.onnx",
+        "mount": str(mount),
+        "path": path,
+        "config": 'name: "filetype"\n',
+    }
+    return PlannedModel(**(fields | changes))
+
+
+def fill(folder: Path, *names: str) -> Path:
+    for name in names:
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(f"bytes of {name}".encode())
+    return folder
+
+
+def fetch(into: Path, *models: PlannedModel) -> None:
+    def no_download(_stall_timeout_s: float) -> Downloader:
+        return Downloader.__new__(Downloader)
+
+    into.mkdir(exist_ok=True)
+    log = structlog.wrap_logger(structlog.testing.CapturingLogger())
+    carry_out(Plan(models=models), into, no_download, clock=time, log=log)
+
+
+def seen_by_triton(into: Path) -> set[str]:
+    """All paths of the repository, links followed as Triton follows them."""
+    found = set()
+    for folder, _, names in os.walk(into, followlinks=True):
+        found |= {str((Path(folder) / name).relative_to(into)) for name in names}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("files", "path", "expected"),
+    [
+        (["m.bin"], "/m.bin", {"1/model.onnx"}),
+        (["filetype/model.onnx", "filetype/w.data"], "/filetype", {"1/model.onnx", "1/w.data"}),
+        (["model.onnx"], "/", {"1/model.onnx"}),
+        (["model.onnx"], None, {"1/model.onnx"}),
+        (["filetype/2/model.onnx", "filetype/10/model.onnx"], "/filetype/", {"2/model.onnx", "10/model.onnx"}),
+        (["filetype/3/model.onnx", "filetype/config.pbtxt", "filetype/03/x"], "/filetype", {"3/model.onnx"}),
+    ],
+)
+def test_each_arrangement_becomes_a_repository(
+    files: list[str], path: str | None, expected: set[str], tmp_path: Path
+) -> None:
+    mount = fill(tmp_path / "mount", *files)
+    into = tmp_path / "models"
+    fetch(into, planned(mount, uri="pvc://models/x", path=path))
+    assert seen_by_triton(into) == {"filetype/config.pbtxt"} | {f"filetype/{name}" for name in expected}
+    assert (into / "filetype/config.pbtxt").read_text() == 'name: "filetype"\n'
+    assert [child.name for child in into.iterdir()] == ["filetype"]
+
+
+def test_a_mounted_model_is_linked_and_not_copied(tmp_path: Path) -> None:
+    mount = fill(tmp_path / "mount", "filetype/1/model.onnx")
+    fetch(tmp_path / "models", planned(mount))
+    assert (tmp_path / "models/filetype/1").readlink() == mount / "filetype/1"
+
+
+@pytest.mark.parametrize(
+    ("files", "path", "kind", "message"),
+    [
+        (["filetype/1/model.onnx", "filetype/3/resnet.onnx"], "/filetype", WrongLayoutError,
+         "expected model.onnx in version 3, found resnet.onnx"),
+        (["filetype/net.onnx"], "/filetype", WrongLayoutError,
+         "expected model.onnx or numbered version folders, found net.onnx"),
+        (["filetype/0/model.onnx"], "/filetype", WrongLayoutError, "numbered version folders, found 0"),
+        ([f"filetype/{i:02}" for i in range(12)], "/filetype", WrongLayoutError, "06, 07 and 4 more"),
+        (["filetype/model.onnx"], "/filetipe/v1", SourceRefusedError,
+         "has no /filetipe/v1 (the nearest folder holds filetype)"),
+    ],
+)  # fmt: skip
+def test_row_78_a_wrong_layout_is_refused_before_anything_is_served(
+    files: list[str], path: str, kind: type[FetchError], message: str, tmp_path: Path
+) -> None:
+    mount = fill(tmp_path / "mount", *files)
+    into = tmp_path / "models"
+    good = planned(fill(tmp_path / "other", "model.onnx"), path="/", name="good")
+    with pytest.raises(kind) as refusal:
+        fetch(into, good, planned(mount, path))
+    assert message in str(refusal.value)
+    assert str(refusal.value).startswith('model "filetype": ')
+    assert seen_by_triton(into) <= {
+        ".conch-staging/models/good/config.pbtxt",
+        ".conch-staging/models/good/1/model.onnx",
+    }
+
+
+def test_a_volume_that_is_not_mounted_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SourceRefusedError, match="is not mounted at"):
+        inspect(planned(tmp_path / "absent"))
+
+
+@pytest.mark.parametrize("link", ["filetype", "filetype/1", "filetype/1/model.onnx", "filetype/1/extra/deep"])
+def test_a_link_out_of_the_volume_is_refused_at_any_depth(link: str, tmp_path: Path) -> None:
+    secret = fill(tmp_path / "secret", "1/model.onnx", "model.onnx")
+    mount = fill(tmp_path / "mount", "filetype/1/model.onnx", "filetype/1/extra/other")
+    place = mount / link
+    if place.is_dir():
+        shutil.rmtree(place)
+    place.unlink(missing_ok=True)
+    place.symlink_to(secret / "model.onnx" if link.endswith("onnx") else secret)
+    with pytest.raises(WrongLayoutError, match="leads out of the volume"):
+        inspect(planned(mount))
+
+
+def test_a_file_that_is_a_link_out_of_the_volume_is_refused(tmp_path: Path) -> None:
+    secret = fill(tmp_path / "secret", "token")
+    mount = fill(tmp_path / "mount", "other")
+    (mount / "model.onnx").symlink_to(secret / "token")
+    with pytest.raises(WrongLayoutError, match=r"model\.onnx is a symbolic link that leads out of the volume"):
+        inspect(planned(mount, "/model.onnx"))
+
+
+def test_links_that_stay_inside_are_pinned_to_what_was_verified(tmp_path: Path) -> None:
+    mount = fill(tmp_path / "mount", "..2026/1/model.onnx")
+    (mount / "filetype").symlink_to("..2026")
+    fetch(tmp_path / "models", planned(mount))
+    assert (tmp_path / "models/filetype/1").readlink() == mount / "..2026/1"
+
+
+def test_a_mount_that_is_itself_reached_by_a_link_keeps_the_name_that_triton_knows(tmp_path: Path) -> None:
+    fill(tmp_path / "real", "filetype/model.onnx")
+    (tmp_path / "mount").symlink_to("real")
+    fetch(tmp_path / "models", planned(tmp_path / "mount"))
+    assert (tmp_path / "models/filetype/1").readlink() == tmp_path / "mount/filetype"
+
+
+def test_pipes_loops_dead_links_and_names_with_control_characters_are_refused(tmp_path: Path) -> None:
+    for case, message in enumerate(["neither a file nor a folder", "leads back", "points to nothing", "control char"]):
+        folder = fill(tmp_path / str(case), "filetype/model.onnx") / "filetype"
+        if case == 0:
+            os.mkfifo(folder / "pipe")
+        elif case == 1:
+            (folder / "again").symlink_to(".")
+        elif case == 2:
+            (folder / "gone").symlink_to("nowhere")
+        else:
+            fill(folder, "a\nb")
+        with pytest.raises(WrongLayoutError, match=message):
+            inspect(planned(folder.parent))
+
+
+def test_the_tree_digest_is_the_one_that_its_docstring_lets_gnu_tools_compute(tmp_path: Path) -> None:
+    tree = fill(
+        tmp_path, "b/2", "a b/ü", "b.txt", ".hidden", "-n", "B", "b/10/x", "lost+found/skipped", "c/lost+found/x"
+    )
+    (tree / "link").symlink_to("b")
+    command = (
+        "find -L . -path ./lost+found -prune -o -type f -printf '%P\\0'"
+        " | LC_ALL=C sort -z | xargs -0 sha256sum -- | sha256sum"
+    )
+    assert command.replace(" | LC_ALL", " \\\n            | LC_ALL") in str(tree_digest.__doc__)
+    said = subprocess.run(["sh", "-c", command], cwd=tree, capture_output=True, text=True, check=True).stdout
+    assert tree_digest(walk(tree, tree, "pvc://x/y")) == f"sha256:{said.split()[0]}"
+
+
+def test_the_tree_digest_sees_content_and_names_but_not_times_or_empty_folders(tmp_path: Path) -> None:
+    def digest(*names: str) -> str:
+        shutil.rmtree(tmp_path / "t", ignore_errors=True)
+        tree = fill(tmp_path / "t", *names)
+        (tree / "empty").mkdir()
+        return tree_digest(walk(tree, tree, "pvc://x/y"))
+
+    first = digest("1/model.onnx", "1/w")
+    assert digest("1/w", "1/model.onnx") == first
+    assert digest("1/model.onnx") != first
+    (tmp_path / "t/1/model.onnx").write_bytes(b"other")
+    assert tree_digest(walk(tmp_path / "t", tmp_path / "t", "")) != digest("1/model.onnx")
+
+
+def test_row_79_a_mounted_model_is_served_only_with_its_digest(tmp_path: Path) -> None:
+    mount = fill(tmp_path / "mount", "filetype/1/model.onnx", "file.onnx")
+    into = tmp_path / "models"
+    tree = tree_digest(walk(mount / "filetype", mount, ""))
+    fetch(
+        into,
+        planned(mount, digest=tree),
+        planned(mount, "/file.onnx", name="b", digest=file_digest(mount / "file.onnx")),
+    )
+    assert seen_by_triton(into) == {
+        "filetype/config.pbtxt", "filetype/1/model.onnx", "b/config.pbtxt", "b/1/model.onnx",
+    }  # fmt: skip
+    (mount / "filetype/1/model.onnx").write_bytes(b"tampered with")
+    into = tmp_path / "again"
+    with pytest.raises(DigestMismatchError, match=f"the folder pvc://models/filetype has digest .*, not {tree}"):
+        fetch(into, planned(mount, digest=tree))
+    assert not (into / "filetype").exists()
+
+
+def test_a_second_run_changes_nothing_and_a_new_plan_replaces_the_model(tmp_path: Path) -> None:
+    mount = fill(tmp_path / "mount", "filetype/1/model.onnx", "filetype2/2/model.onnx")
+    into = tmp_path / "models"
+    fetch(into, planned(mount))
+    first = seen_by_triton(into)
+    fetch(into, planned(mount))
+    assert seen_by_triton(into) == first
+    fetch(into, planned(mount, "/filetype2"))
+    assert seen_by_triton(into) == {"filetype/config.pbtxt", "filetype/2/model.onnx"}
+
+
+def test_the_digest_of_a_file_is_what_sha256sum_prints(tmp_path: Path) -> None:
+    content = os.urandom((3 << 20) + 17)
+    (tmp_path / "f").write_bytes(content)
+    assert file_digest(tmp_path / "f") == f"sha256:{hashlib.sha256(content).hexdigest()}"
