@@ -1,6 +1,6 @@
 """`make demo`: one InferenceService on a real cluster from apply to deletion, with load that one replica can't hold.
 
-The steps are functions that tests call too: `install_operator`, `Play`, `problems`.
+Tests play it too: `Play` from apply to deletion, `problems` for what didn't go as promised.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote
 
 import numpy as np
@@ -29,8 +29,9 @@ from rich.text import Text
 
 from conch import names
 from load import Load, Result, fetch, infer_answer, infer_request, percentile
+from operators import NAMESPACE as OPERATOR_NAMESPACE
+from operators import install_operator
 from sandbox import Region, Sandbox, SandboxError
-from sandbox.images import OPERATOR, TRITON
 from sandbox.kind import KindRegion, KindSandbox
 from sandbox.paths import REPOSITORY
 
@@ -44,7 +45,6 @@ AnyRegion = Region | KindRegion
 SAMPLE: Final = REPOSITORY / "manifests" / "samples" / "filetype.yaml"
 PAGE: Final = REPOSITORY / "build" / "demo.html"
 NAMESPACE: Final = "demo"
-OPERATOR_NAMESPACE: Final = "conch-system"
 
 LIMIT_S: Final = 240.0
 READY_LIMIT_S: Final = 90.0
@@ -56,7 +56,7 @@ SEED: Final = 11
 
 # Shares of what one replica can serve. The step is above 1, yet low enough that what piles up while the first new
 # replica starts stays below the model's queue.maxSize on a busy machine.
-BASE_SHARE: Final = 0.2
+BASE_SHARE: Final = 0.1
 STEP_SHARE: Final = 1.5
 
 RECENT_S: Final = 5.0
@@ -90,10 +90,8 @@ BLOCK, SIDE, PADDING = 4096, 1024, 256
 
 
 def features(content: bytes) -> npt.NDArray[np.int32]:
-    """INT32[2048]: the first and last 1024 bytes without surrounding whitespace, 256 where there is none."""
+    """INT32[2048]: the first 1024 bytes after leading whitespace and the last 1024 before trailing; 256: no byte."""
     begin, end = content[:BLOCK].lstrip()[:SIDE], content[-BLOCK:].rstrip()[-SIDE:]
-    if len(content) <= BLOCK:
-        begin, end = content.strip()[:SIDE], content.strip()[-SIDE:]
     found = np.full(2 * SIDE, PADDING, np.int32)
     found[: len(begin)] = np.frombuffer(begin, np.uint8)
     found[2 * SIDE - len(end) :] = np.frombuffer(end, np.uint8)
@@ -122,57 +120,6 @@ async def predict(url: str, labels: Sequence[str], paths: Mapping[str, str | Non
         best = int(scores.argmax())
         found.append(Prediction(path, labels[best], float(scores[best]), expected))
     return found
-
-
-# --- installing
-
-
-def operator_objects(images: Mapping[str, str], settings: Mapping[str, str]) -> list[dict[str, Any]]:
-    """manifests/operator.yaml with other images (prefix → image) and further CONCH_* settings."""
-    used: set[str] = set()
-
-    def replaced(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: replaced(part) for key, part in value.items()}
-        if isinstance(value, list):
-            return [replaced(part) for part in value]
-        for prefix, image in images.items():
-            if isinstance(value, str) and value.startswith(prefix):
-                used.add(prefix)
-                return image
-        return value
-
-    objects = [
-        replaced(entry) for entry in yaml.safe_load_all((REPOSITORY / "manifests" / "operator.yaml").read_text())
-    ]
-    if used != set(images):
-        raise DemoError(f"manifests/operator.yaml names no image that begins with {sorted(set(images) - used)}")
-    for entry in objects:
-        if entry["kind"] == "Deployment":
-            variables = entry["spec"]["template"]["spec"]["containers"][0]["env"]
-            kept = [variable for variable in variables if variable["name"] not in settings]
-            added = [{"name": name, "value": value} for name, value in settings.items()]
-            entry["spec"]["template"]["spec"]["containers"][0]["env"] = kept + added
-    return objects
-
-
-def install_operator(region: AnyRegion, settings: Mapping[str, str] | None = None) -> None:
-    """CRDs, then the operator as its manifest has it, until it is available."""
-    region.apply(REPOSITORY / "crds")
-    wait = ["wait", "--for=condition=Established", "--timeout=30s", f"crd/{names.SERVICE_PLURAL}.{names.GROUP}"]
-    region.kubectl(*wait)
-    # Prometheus scrapes every second here, so a third of the usual window holds as many samples.
-    chosen = {"CONCH_METRICS_WINDOW_S": "10", **(settings or {})}
-    region.apply(operator_objects({"conch.dev/conch:": OPERATOR, "nvcr.io/nvidia/tritonserver:": TRITON}, chosen))
-    try:
-        region.kubectl(
-            "-n", OPERATOR_NAMESPACE, "rollout", "status", "deployment/conch-operator", "--timeout=80s", timeout_s=90
-        )
-    except SandboxError as error:
-        logs = region.kubectl("-n", OPERATOR_NAMESPACE, "get", "pods", "-o", "wide")
-        with contextlib.suppress(SandboxError):
-            logs += region.kubectl("-n", OPERATOR_NAMESPACE, "logs", "deployment/conch-operator", "--tail=20")
-        raise DemoError(f"the operator doesn't become available: {error}\n{logs}") from error
 
 
 # --- the service
@@ -449,7 +396,7 @@ class Outcome:
         }
 
 
-QUIET: Final = "one replica"
+QUIET: Final = "quiet"
 STEP: Final = "load step"
 BACK: Final = "scaling back"
 
@@ -630,14 +577,13 @@ class Play:
 
 
 BARS: Final = " ▁▂▃▄▅▆▇█"
-WIDTH: Final = 60
+WIDTH: Final = 45
 
 
-def bars(values: Sequence[float | None]) -> str:
-    """A line of bars, from zero to the largest."""
-    shown = values[-WIDTH:]
-    most = max((value for value in values if value is not None), default=0.0) or 1.0
-    return "".join("·" if v is None else BARS[min(len(BARS) - 1, round(v / most * (len(BARS) - 1)))] for v in shown)
+def bars(values: Sequence[float | None], most: float | None) -> str:
+    """A line of bars for the last values, from zero to the most there ever was."""
+    top = len(BARS) - 1
+    return "".join("·" if value is None else BARS[round(value / (most or 1.0) * top)] for value in values[-WIDTH:])
 
 
 def seconds(value: float | None) -> str:
@@ -716,18 +662,18 @@ def picture(samples: Sequence[Sample]) -> Group:
     """The live table: what is now, the last minute, the most so far."""
     last = samples[-1]
     table = Table(title=f"{last.at_s:.0f} s · {last.phase}", title_justify="left")
-    for heading, justify in (("", "left"), ("now", "right"), ("last minute", "left"), ("most", "right")):
+    for heading, justify in (("", "left"), ("now", "right"), ("lately", "left"), ("most", "right")):
         table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
 
     def row(title: str, now: str, values: Sequence[float | None], show: Callable[[float | None], str]) -> None:
         most = max((value for value in values if value is not None), default=None)
-        table.add_row(title, now, bars(values), show(most))
+        table.add_row(title, now, bars(values, most), show(most))
 
     row("arrivals/s", number(last.arrivals), [s.arrivals for s in samples], number)
     row("waiting", number(last.waiting), [s.waiting for s in samples], number)
-    row("replicas ready/wanted", f"{number(last.ready)}/{number(last.wanted)}", [s.ready for s in samples], number)
+    row("replicas ready", f"{number(last.ready)} of {number(last.wanted)}", [s.ready for s in samples], number)
     used = [None if s.memory_mib is None else s.memory_mib / 1024 for s in samples]
-    row("GPU memory (made up)", memory(last), used, lambda value: number(value, " GiB"))
+    row("GPU memory", memory(last), used, lambda value: number(value, " GiB"))
     row("p99 of 5 s", seconds(last.p99_s), [s.p99_s for s in samples], seconds)
     row("failed", str(last.failed), [float(s.failed) for s in samples], number)
     return Group(table, Text(f"last decision: {last.decision or '-'}"))
@@ -801,7 +747,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with cluster(options, stage.say) as region:
             stage.say("installing the operator: crds/, manifests/operator.yaml")
             began = time.monotonic()
-            install_operator(region)
+            install_operator(cast("Region", region))
             stage.say(f"the operator is available after {time.monotonic() - began:.1f} s")
             outcome = Play(region, stage).run()
         import demo_page  # matplotlib takes a second to load

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TEMPLATE: Final = "demo.html.j2"
 
 BLUE, ORANGE, GREEN, RED, GREY = "#2f6db5", "#d9822b", "#3b8f5a", "#c4413b", "#9aa4b2"
-STYLE: Final = {
+STYLE: Final[dict[Any, Any]] = {
     # Text stays text: the browser's font, selectable, and half the size.
     "svg.fonttype": "none",
     "svg.hashsalt": "demo",
@@ -101,9 +101,9 @@ def draw(outcome: Outcome) -> Figure:
             axes.legend(loc="lower right", bbox_to_anchor=(1, 0.98), ncols=3, fontsize=9, borderaxespad=0)
         for index in range(1, len(outcome.phases), 2):
             axes.axvspan(starts[index], starts[index + 1], color=ORANGE, alpha=0.06, linewidth=0)
-    for (name, start), until in zip(outcome.phases, starts[1:], strict=True):
-        place = ((start + until) / 2, 0.9)
-        rates.annotate(name, place, xycoords=("data", "axes fraction"), ha="center", color="#4a5566", fontsize=9)
+    for name, start in outcome.phases:
+        place = {"xytext": (3, 0), "textcoords": "offset points", "color": "#4a5566", "fontsize": 9}
+        waiting.annotate(name, (start, 0.88), xycoords=("data", "axes fraction"), **place)
     return figure
 
 

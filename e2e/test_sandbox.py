@@ -1,10 +1,6 @@
 """The sandbox itself: a real node, a real Triton pod, and nothing left behind however it ends."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -13,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from sandbox import Region, Sandbox, SandboxError, leftovers
-from sandbox.cluster_run import run_key
+from sandbox import Region, Sandbox, SandboxError
 from sandbox.images import FILETYPE, TRITON
 from sandbox.namespaces import wait_for
 from sandbox.progress import quiet
@@ -126,7 +121,10 @@ def infer(address: str) -> list[float]:
     return values
 
 
-def test_a_triton_pod_by_hand_answers_a_real_inference_over_its_pod_address(triton: dict[str, Any]) -> None:
+def test_a_triton_pod_by_hand_answers_a_real_inference_over_its_pod_address(
+    region: Region, triton: dict[str, Any]
+) -> None:
+    del region
     probabilities = infer(triton["status"]["podIP"])
     assert len(probabilities) > 100
     assert max(probabilities) > 0.5
@@ -210,51 +208,3 @@ def test_up_a_second_time_changes_nothing(sandbox: Sandbox) -> None:
 def test_up_with_other_settings_names_the_fix(sandbox: Sandbox) -> None:
     with pytest.raises(SandboxError, match="down"):
         Sandbox.up(sandbox.run, ["elsewhere"], operator_image=False, tell=quiet)
-
-
-def test_down_leaves_nothing_with_two_regions() -> None:
-    run = run_key("two")
-    made = Sandbox.up(run, ["eu", "us"], nodes=False, owner=os.getpid(), tell=quiet)
-    try:
-        names = {region.name: region.get("namespaces")["items"][0]["metadata"]["name"] for region in made.regions}
-        assert set(names) == {"eu", "us"}
-        assert leftovers(run)
-    finally:
-        made.down(keep_logs=False)
-    assert leftovers(run) == []
-
-
-OWNER = """
-import os, sys, time
-from sandbox import Sandbox
-made = Sandbox.up(sys.argv[1], nodes=sys.argv[2] == "nodes", operator_image=False, owner=os.getpid())
-if sys.argv[2] == "nodes":
-    made.region().apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "default"},
-        "spec": {"containers": [{"name": "c", "image": "sandbox.local/triton:1", "command": ["sleep", "600"]}]}})
-    made.region().wait_pod_ready("p")
-print("up", flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_killed_owner_leaves_nothing(number: signal.Signals) -> None:
-    run = run_key("owner")
-    with subprocess.Popen([sys.executable, "-c", OWNER, run, "nodes"], stdout=subprocess.PIPE, text=True) as owner:
-        try:
-            assert owner.stdout is not None
-            assert owner.stdout.readline().strip() == "up"
-            assert any("process" in line for line in leftovers(run))
-        finally:
-            owner.send_signal(number)
-            owner.wait(20)
-    wait_for(lambda: leftovers(run) == [], 30, f"left over: {leftovers(run)}")
-
-
-def test_a_killed_guard_ends_the_run_and_the_next_call_cleans_up() -> None:
-    run = run_key("guard")
-    made = Sandbox.up(run, nodes=False, owner=os.getpid(), tell=quiet)
-    os.kill(int((made.folder / "guard.pid").read_text()), signal.SIGKILL)
-    wait_for(lambda: not any("process" in line for line in leftovers(run)), 30, "processes outlive the guard")
-    made.down(keep_logs=False)
-    assert leftovers(run) == []

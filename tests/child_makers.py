@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from conch import names
 from conch.api.inferenceservice import parse_service
-from conch.workload.deployment import SURGE_ON_CREATE, Images, Strategy
+from conch.workload.deployment import SURGE_ON_CREATE
 from conch.workload.desired import desired_children
-from makers import make_service, stored
+from makers import IMAGES, make_service, stored
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-IMAGES = Images(fetch="conch.example/conch:1", triton="triton.example/server:1")
+    from conch.workload.deployment import Images, Strategy
 
 
 def make_wanted(

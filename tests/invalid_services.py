@@ -223,7 +223,7 @@ BATCHING = [
     Invalid("a queue without batching", {f"{MODEL}.queue": {"maxSize": 100}, f"{MODEL}.maxBatchSize": 8},
             (f"{MODEL}.queue", "needs batching, which holds Triton's queue; add batching: {}")),
     Invalid("a preferred size above maxBatchSize", {**BATCHED, f"{MODEL}.batching.preferredSizes": [4, 16]},
-            (f"{MODEL}.batching.preferredSizes", "must each be at most maxBatchSize; lower them or raise maxBatchSize")),
+            (f"{MODEL}.batching.preferredSizes", "must each be at most maxBatchSize; lower them or raise")),
     Invalid("a preferred size of 0", {**BATCHED, f"{MODEL}.batching.preferredSizes": [0]},
             (f"{MODEL}.batching.preferredSizes[0]: must be at least 1",),
             (f"{MODEL}.batching.preferredSizes[0]", "should be greater than or equal to 1")),

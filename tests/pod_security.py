@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# `image` isn't in the published list, but the built-in admission admits it. Copies of the list in policy engines may not.
+# `image` isn't in the published list, but the built-in admission admits it; copies in policy engines may not.
 VOLUME_TYPES = {
     "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim", "projected", "secret",
 }  # fmt: skip

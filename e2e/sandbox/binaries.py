@@ -1,4 +1,4 @@
-"""Kubernetes, etcd, containerd, CNI, CoreDNS and Prometheus, built once from two Go modules and cached by their hash."""
+"""Kubernetes, etcd, containerd, CNI, CoreDNS and Prometheus, built once from two Go modules, cached by their hash."""
 
 import os
 import re

@@ -47,9 +47,8 @@ def folders(run: str | None = None) -> list[Path]:
     for root in hierarchies():
         tops = [root / name(run)] if run else sorted(root.glob(PREFIX + "*"))
         for top in tops:
-            if top.is_dir():
-                found += sorted((path for path in top.rglob("*") if path.is_dir()), key=lambda path: -len(path.parts))
-                found.append(top)
+            # os.walk, unlike rglob, stands folders that vanish meanwhile
+            found += [Path(folder) for folder, _, _ in os.walk(top, topdown=False)]
     return found
 
 

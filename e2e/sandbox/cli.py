@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from sandbox.cluster_run import Sandbox, end, leftovers, runs
 from sandbox.content import locked
 from sandbox.errors import SandboxError
-from sandbox.paths import cache_root, run_root
+from sandbox.paths import run_lock, run_root
 from sandbox.progress import say
 
 
@@ -57,7 +57,7 @@ def up(options: argparse.Namespace) -> int:
 def down(options: argparse.Namespace) -> int:
     """End, and say what could not be removed."""
     for run in runs() if options.all else [options.run]:
-        with locked(cache_root() / "run" / f"{run}.lock"):
+        with locked(run_lock(run)):
             end(run)
     left = leftovers(None if options.all else options.run)
     for line in left:

@@ -17,17 +17,16 @@ from pathlib import Path
 
 from sandbox import binaries, cgroups, images, preflight, store
 from sandbox.components import OUTER_ADDRESS, Layout, RegionSpec
-from sandbox.content import digest, locked, write_atomic
+from sandbox.content import digest, locked, tried, write_atomic
 from sandbox.errors import SandboxError
 from sandbox.namespaces import Control, enter, namespace_argv, network, wait_for
-from sandbox.paths import PACKAGE, cache_root, run_root
+from sandbox.paths import OWNED, PACKAGE, cache_root, run_lock, run_root
 from sandbox.progress import Say, checked, say
 from sandbox.region import Region
 
 __all__ = ["Sandbox", "SandboxError", "leftovers"]
 
 MAX_REGIONS = 15
-OWNED_PREFIX = "t-"  # runs of tests, whose folders are worth nothing once they are over
 
 
 def region_specs(regions: Sequence[str | RegionSpec], template: RegionSpec) -> tuple[RegionSpec, ...]:
@@ -98,7 +97,7 @@ class Sandbox:
         operator_image: bool = True,
         tell: Say = say,
     ) -> "Sandbox":
-        """Start what isn't running; a second call changes nothing. With an owner, the run ends when that process does."""
+        """Start what isn't running; a second call changes nothing. With an owner (a pid), the run ends with it."""
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,30}", run):
             message = f"run name {run!r}: use up to 31 lower-case letters, digits and dashes"
             raise SandboxError(message)
@@ -112,7 +111,7 @@ class Sandbox:
         filled = store.template(stable, bin_dir, tell) if with_nodes else None
         started = time.monotonic()
         sandbox = cls(run, specs, bin_dir)
-        with locked(cache_root() / "run" / f"{run}.lock"):
+        with locked(run_lock(run)):
             if not sandbox.already_up(tell):
                 try:
                     sandbox.start(filled, owner, tell)
@@ -150,6 +149,8 @@ class Sandbox:
         self.stop()
         sweep_dead()
         self.folder.mkdir(parents=True, exist_ok=True)
+        if owner is not None:
+            (self.folder / OWNED).touch()
         for region in self.regions:
             region.write_files()
         self.start_guard(owner)
@@ -175,12 +176,14 @@ class Sandbox:
         """The process outside that ends the run with its owner and cleans up."""
         descriptor = os.pidfd_open(owner) if owner is not None else -1
         argv = [sys.executable, "-m", "sandbox.guard", self.run, str(self.folder), str(descriptor)]
+        path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
         with (self.folder / "guard.log").open("w") as log:
             # detached, and no child of the caller: the guard outlives who calls `up`, unless that is the owner
             subprocess.run(
-                ["setsid", "--fork", *argv], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", check=True, timeout=20,
+                ["setsid", "--fork", *argv], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", check=True,
+                timeout=20,
                 pass_fds=[descriptor] if owner is not None else [],
-                env={"PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin", "HOME": "/root", "PYTHONPATH": str(PACKAGE.parent)},
+                env={"PATH": path, "HOME": "/root", "PYTHONPATH": str(PACKAGE.parent)},
             )  # fmt: skip
         if owner is not None:
             os.close(descriptor)
@@ -251,11 +254,11 @@ class Sandbox:
 
     def down(self, *, keep_logs: bool = True) -> None:
         """End everything of this run and leave nothing but logs, or not even those."""
-        with locked(cache_root() / "run" / f"{self.run}.lock"):
+        with locked(run_lock(self.run)):
             self.stop()
         if not keep_logs:
             shutil.rmtree(self.folder, ignore_errors=True)
-            (cache_root() / "run" / f"{self.run}.lock").unlink(missing_ok=True)
+            run_lock(self.run).unlink(missing_ok=True)
 
 
 def end(run: str) -> None:
@@ -282,15 +285,17 @@ def end(run: str) -> None:
 
 def sweep_dead() -> None:
     """Remove the empty groups of runs whose guard was itself killed, and the folders of such runs that had an owner."""
-    known = set(runs()) | {
-        path.name.removeprefix(cgroups.PREFIX) for path in cgroups.folders() if path.parent in cgroups.hierarchies()
-    }
-    for run in known:
-        if guard_running(run_root(run)):
-            continue
-        cgroups.sweep(run, 5)
-        if run.startswith(OWNED_PREFIX):
-            shutil.rmtree(run_root(run), ignore_errors=True)
+    tops = [path for path in cgroups.folders() if path.parent in cgroups.hierarchies()]
+    for run in {*runs(), *(path.name.removeprefix(cgroups.PREFIX) for path in tops)}:
+        lock = run_lock(run)
+        with tried(lock) as free:
+            # a run that is just starting, or stopping, holds its lock
+            if not free or guard_running(run_root(run)):
+                continue
+            cgroups.sweep(run, 5)
+            if (run_root(run) / OWNED).exists():
+                shutil.rmtree(run_root(run), ignore_errors=True)
+                lock.unlink(missing_ok=True)
 
 
 def runs() -> list[str]:
@@ -310,7 +315,7 @@ def host_links() -> list[str]:
 
 
 def leftovers(run: str | None = None) -> list[str]:
-    """What a run (or all runs) left on the machine: processes, groups, mounts, interfaces, sockets. Empty when clean."""
+    """What a run (or all) left here: processes, groups, mounts, interfaces, sockets, stores. Empty when clean."""
     found = [f"process {pid}: {command(pid)}" for pid in sorted(cgroups.processes(run))]
     found += [f"control group {path}" for path in cgroups.folders(run)]
     root = str(run_root(run) if run else cache_root())
@@ -321,7 +326,8 @@ def leftovers(run: str | None = None) -> list[str]:
         if guard_running(folder):
             found.append(f"guard of {name}")
         if folder.is_dir():
-            found += [f"socket {path}" for path in folder.rglob("keeper.sock")]
+            sockets = [*folder.glob("keeper.sock"), *folder.glob("*/keeper.sock")]
+            found += [f"socket {path}" for path in sockets]
             found += [f"image store {path}" for path in folder.glob("*/containerd")]
     if run is None or not any(guard_running(run_root(name)) for name in runs()):
         found += [f"interface {name}" for name in host_links()]
@@ -338,4 +344,4 @@ def command(pid: int) -> str:
 
 def run_key(*words: str) -> str:
     """A short name for a run that must not meet another's."""
-    return OWNED_PREFIX + digest([], str(os.getpid()), str(time.time_ns()), *words)[:8]
+    return "t-" + digest([], str(os.getpid()), str(time.time_ns()), *words)[:8]

@@ -117,7 +117,8 @@ def kube_apiserver(layout: Layout) -> list[str]:
         f"--advertise-address={spec.address}", "--secure-port=6443",
         f"--tls-cert-file={pki / 'apiserver.crt'}", f"--tls-private-key-file={pki / 'apiserver.key'}",
         f"--client-ca-file={pki / 'ca.crt'}", f"--token-auth-file={layout.folder / 'tokens.csv'}",
-        f"--requestheader-client-ca-file={pki / 'front-proxy-ca.crt'}", "--requestheader-allowed-names=front-proxy-client",
+        f"--requestheader-client-ca-file={pki / 'front-proxy-ca.crt'}",
+        "--requestheader-allowed-names=front-proxy-client",
         "--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group",
         "--requestheader-extra-headers-prefix=X-Remote-Extra-",
         f"--proxy-client-cert-file={pki / 'front-proxy-client.crt'}",
@@ -145,7 +146,8 @@ def kube_scheduler(layout: Layout) -> list[str]:
     """The default profile."""
     return [
         layout.binary("kube-scheduler"), f"--kubeconfig={layout.kubeconfig}", "--bind-address=127.0.0.1",
-        f"--cert-dir={layout.folder / 'scheduler'}", "--leader-elect=false", "--kube-api-qps=200", "--kube-api-burst=400",
+        f"--cert-dir={layout.folder / 'scheduler'}", "--leader-elect=false", "--kube-api-qps=200",
+        "--kube-api-burst=400",
     ]  # fmt: skip
 
 

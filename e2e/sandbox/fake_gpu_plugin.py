@@ -1,4 +1,4 @@
-"""A fake GPU device plugin on the kubelet's real device-plugin API: no GPU is behind it, scheduling and limits are real."""
+"""A fake GPU device plugin on the kubelet's real API: no GPU is behind it, scheduling and limits are real."""
 
 import sys
 import time

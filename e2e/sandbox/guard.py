@@ -18,6 +18,7 @@ from pathlib import Path
 
 from sandbox import cgroups
 from sandbox.namespaces import namespace_argv
+from sandbox.paths import OWNED
 
 PR_SET_PDEATHSIG = 1
 TRANSIENT = ("keeper.sock", "containerd", "ipam")
@@ -66,6 +67,8 @@ def main() -> None:
         cgroups.sweep(run)
         remove_state(folder)
         (folder / "guard.pid").unlink(missing_ok=True)
+        if (folder / OWNED).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -147,11 +147,11 @@ def ensure_base(tell: Say) -> None:
         with tarfile.open(context / "rootfs.tar", "w") as tar:
             tar.add(rootfs, arcname=".", filter=lambda entry: None if entry.ischr() or entry.isblk() else entry)
         (context / "Dockerfile").write_text('FROM scratch\nADD rootfs.tar /\nCMD ["python3"]\n')
-        bud(context, BASE, base_key())
+        bud(context, BASE, labels={"sandbox.key": base_key()})
 
 
 def bud(
-    context: Path, reference: str, key: str, *, dockerfile: Path | None = None, args: Mapping[str, str] | None = None
+    context: Path, reference: str, *, dockerfile: Path | None = None, labels: Mapping[str, str] | None = None
 ) -> None:
     """Build a Dockerfile with this machine's pip settings mounted, none of which stay in the image."""
     settings, mounts = pip_settings()
@@ -161,10 +161,10 @@ def bud(
         volumes = [
             word for host, inside in [(conf, Path("/etc/pip.conf")), *mounts] for word in ("-v", f"{host}:{inside}:ro")
         ]
-        build_args = [word for name, value in (args or {}).items() for word in ("--build-arg", f"{name}={value}")]
+        marks = [word for name, value in (labels or {}).items() for word in ("--label", f"{name}={value}")]
         buildah(
             "bud", "--isolation", "chroot", "--network", "host", "--pull-never", "--layers", "--format", "oci",
-            *volumes, *build_args, "--label", f"sandbox.key={key}", "-f", dockerfile or context / "Dockerfile",
+            *volumes, *marks, "-f", dockerfile or context / "Dockerfile",
             "-t", reference, context,
             fix=f"the Dockerfile of {reference} doesn't build here; its output follows",
             timeout_s=1500,
@@ -194,7 +194,7 @@ def ensure(
         return image
     ensure_base(tell)
     with step(f"image {reference}", tell):
-        bud(context, reference, key, dockerfile=dockerfile)
+        bud(context, reference, dockerfile=dockerfile)
         export(reference, archive)
     for older in archive.parent.glob(f"{name}-*.tar"):
         if re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{16}}\.tar", older.name) and older != archive:
@@ -217,7 +217,7 @@ def ensure_pause(tell: Say) -> Image:
         program, source = str(context / "pause"), str(folder / "pause.go")
         go = [find_go(tell), "build", "-trimpath", "-ldflags", "-s -w", "-o", program, source]
         checked(go, fix="see whether Go works", timeout_s=300, env=env)
-        bud(context, PAUSE, key)
+        bud(context, PAUSE)
         export(PAUSE, archive)
     return image
 

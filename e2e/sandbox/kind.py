@@ -1,6 +1,6 @@
 """The same handle over kind, through pytest-kind, where Docker exists. UNTESTED: written and reviewed, never run here.
 
-GPUs: kind's node has none, so `nvidia.com/gpu` is patched into its status; there is no health switch and no DCGM exporter.
+GPUs: kind's node has none, so `nvidia.com/gpu` is patched into its status; no health switch, no DCGM exporter.
 The control plane's processes are containers of kind's node and can't be stopped one by one.
 """
 
@@ -39,6 +39,11 @@ class KindRegion:
         self.kubeconfig = Path(cluster.kubeconfig_path)
         self.api_url = str(self.get_config()["clusters"][0]["cluster"]["server"])
         self.prometheus_url = ""
+
+    @classmethod
+    def up(cls, name: str = "local") -> "KindRegion":
+        """The one region of a kind cluster, made when it isn't there."""
+        return KindSandbox.up(regions=(name,)).region()
 
     def get_config(self) -> dict[str, Any]:
         """The parsed kubeconfig."""

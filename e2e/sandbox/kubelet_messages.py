@@ -1,7 +1,7 @@
 """The few messages of the kubelet's device-plugin (v1beta1) and pod-resources (v1) APIs, described at run time.
 
-Field numbers are those of k8s.io/kubelet/pkg/apis/{deviceplugin/v1beta1,podresources/v1}/api.proto; fields not needed here
-are left out, which protobuf allows.
+Field numbers are those of k8s.io/kubelet/pkg/apis/{deviceplugin/v1beta1,podresources/v1}/api.proto; fields not
+needed here are left out, which protobuf allows.
 """
 
 from collections.abc import Mapping

@@ -38,7 +38,8 @@ def sign(folder: Path, name: str, subject: str, authority: str, alternatives: st
     )  # fmt: skip
     checked(
         ["openssl", "x509", "-req", "-in", request, "-CA", folder / f"{authority}.crt", "-CAkey",
-         folder / f"{authority}.key", "-CAcreateserial", "-days", "3650", "-extfile", extensions, "-out", folder / f"{name}.crt"],
+         folder / f"{authority}.key", "-CAcreateserial", "-days", "3650", "-extfile", extensions,
+         "-out", folder / f"{name}.crt"],
         fix=FIX, timeout_s=30,
     )  # fmt: skip
     request.unlink()

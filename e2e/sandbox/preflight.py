@@ -31,7 +31,8 @@ def missing_packages() -> list[str]:
 def prepare(tell: Say) -> None:
     """Refuse early, with the fix, what can't work; install what is missing."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
-        message = f"the sandbox needs Linux on x86_64, this is {platform.system()} on {platform.machine()}; use --cluster=kind"
+        here = f"{platform.system()} on {platform.machine()}"
+        message = f"the sandbox needs Linux on x86_64, this is {here}; use --cluster=kind"
         raise SandboxError(message)
     missing = missing_packages()
     if os.geteuid() != 0:

@@ -108,7 +108,7 @@ class Region:
         return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "PATH": path}
 
     def popen(self, argv: Sequence[str | Path], **options: Any) -> "subprocess.Popen[Any]":
-        """A process of the caller's in the region's network; it gets signals itself and dies with its starter thread."""
+        """A process of the caller's in the region's network; it gets signals itself, and dies with its starter."""
         options.setdefault("env", self.environment())
         words = ["setpriv", "--pdeathsig", "KILL", *self.control.network_argv(), *(str(word) for word in argv)]
         return subprocess.Popen(words, **options)

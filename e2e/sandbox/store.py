@@ -83,9 +83,7 @@ def copy(source: Path, target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     fix = "the cache and its runs must lie on one file system; set XDG_CACHE_HOME to a folder where they do"
     checked(["cp", "-al", source, target], fix=fix, timeout_s=120)
-    for database in [*target.rglob("*.db")]:
-        if "snapshots" in database.relative_to(target).parts:
-            continue
+    for database in list(target.glob("*/*.db")):
         draft = database.with_name(database.name + ".copy")
         shutil.copy2(database, draft)
         draft.replace(database)

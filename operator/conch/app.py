@@ -22,6 +22,7 @@ from conch.kube.events import Recorder
 from conch.kube.lease import LOOP_SILENCE_S, Elector, HttpLeaseStore
 from conch.kube.watch import Watch, watched_kinds
 from conch.observe.http import HttpServer
+from conch.reconcile import steps
 from conch.reconcile.errors import Retryable
 from conch.reconcile.queue import Queue
 from conch.reconcile.service import Collaborators, Key, ServiceReconciler
@@ -61,7 +62,7 @@ class Operator:
             HttpLeaseStore(connection, settings),
             settings,
             loop_alive=lambda: time.monotonic() - self._beat < LOOP_SILENCE_S,
-            on_acquired=lambda: self._loop.call_soon_threadsafe(self._leading.set),
+            on_acquired=self._acquired,
         )
         self.kube = Kube(connection, settings, may_write=self._elector.may_write, registry=self._registry)
         self._recorder = Recorder(self.kube, instance=settings.identity, registry=self._registry)
@@ -234,8 +235,15 @@ class Operator:
             if deleted:
                 self._parsed.forget(metadata["uid"])
             self.queue.add(Key(namespace, metadata["name"]))
-        elif names.SERVICE_LABEL in (metadata.get("labels") or {}):
-            self.queue.add(Key(namespace, metadata["labels"][names.SERVICE_LABEL]))
+            return
+        # The owner too: a child whose label was edited away is a child in need of repair.
+        labelled = (metadata.get("labels") or {}).get(names.SERVICE_LABEL)
+        for service in {labelled, steps.owner_name(obj)} - {None}:
+            self.queue.add(Key(namespace, service))
+
+    def _acquired(self) -> None:
+        """Called in the elector's thread."""
+        self._loop.call_soon_threadsafe(self._leading.set)
 
     async def _api_answers(self) -> bool:
         return bool(await self.kube.server_version())

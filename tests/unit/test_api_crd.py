@@ -117,6 +117,12 @@ def test_the_schema_is_structural() -> None:
         assert "type" in part or "x-kubernetes-int-or-string" in part, path
 
 
+def test_row_14_unknown_is_a_value_of_its_own_in_the_status_and_never_in_the_spec() -> None:
+    nullable = {path for path, part in parts(SCHEMA) if part.get("nullable")}
+    assert {".status.scaling.waiting", ".status.gpus.free", ".status.scaling.terms[].replicas"} <= nullable
+    assert not any(path.startswith(".spec") for path in nullable)
+
+
 def test_every_rule_of_a_model_is_in_the_crd() -> None:
     in_crd = {rule["rule"] for _, part in parts(SCHEMA) for rule in part.get(VALIDATIONS, [])}
     in_models = {rule.cel for model in written(InferenceServiceSpec) for rule in model.rules}

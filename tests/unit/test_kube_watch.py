@@ -73,8 +73,10 @@ class Server:
         for stream in self.streams[plural]:
             stream.put_nowait(None)
 
-    def count(self, plural: str, *, watch: bool) -> int:
-        return sum(request.path.endswith(plural) and ("watch" in request.query) == watch for request in self.requests)
+    def close(self) -> None:
+        for streams in self.streams.values():
+            for stream in streams:
+                stream.put_nowait(None)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(LIMIT_S), self.changed:
@@ -145,11 +147,12 @@ async def server() -> AsyncIterator[Server]:
     fake = Server()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", fake.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     fake.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     yield fake
+    fake.close()
     await runner.cleanup()
 
 

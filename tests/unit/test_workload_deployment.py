@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from child_makers import make_deployment, make_live, make_wanted
 from conch import names
 from conch.storage.plan import Plan
 from conch.triton import server
@@ -24,8 +25,7 @@ from conch.workload.deployment import (
     template_inputs,
 )
 from conch.workload.desired import digest, first_difference
-from child_makers import IMAGES, make_deployment, make_live, make_wanted
-from makers import SHA256, make_model, make_service, make_spec, stored
+from makers import IMAGES, SHA256, make_model, make_service, make_spec, stored
 from pod_security import violations
 
 NEWER = Images(fetch="conch.example/conch:2", triton="triton.example/server:2", pull_policy="Always")
@@ -37,8 +37,8 @@ IMAGE = make_model(name="b", source={"uri": "image://registry.example/m:1#/model
 HTTPS = make_model(name="c", source={"uri": "https://models.example/m.onnx", "digest": SHA256})
 
 
-def service_of(**overrides: Any) -> dict[str, Any]:
-    return stored(make_service(**overrides))
+def service_of(fields: dict[str, Any] | None = None, **overrides: Any) -> dict[str, Any]:
+    return stored(make_service(fields, **overrides))
 
 
 def wanted_of(
@@ -49,8 +49,8 @@ def wanted_of(
     return make_wanted(service, live=live, images=images, strategy=strategy)[DEPLOYMENT]
 
 
-def pod_of(**overrides: Any) -> dict[str, Any]:
-    pod: dict[str, Any] = wanted_of(service_of(**overrides))["spec"]["template"]["spec"]
+def pod_of(fields: dict[str, Any] | None = None, **overrides: Any) -> dict[str, Any]:
+    pod: dict[str, Any] = wanted_of(service_of(fields, **overrides))["spec"]["template"]["spec"]
     return pod
 
 
@@ -69,7 +69,7 @@ def images_of(child: dict[str, Any]) -> tuple[str, str]:
 @pytest.mark.parametrize("models", [[PVC], [IMAGE], [HTTPS], [PVC, IMAGE, HTTPS]])
 @pytest.mark.parametrize("gpus", [0, 1, 4])
 def test_the_pod_meets_the_restricted_pod_security_standard(models: list[dict[str, Any]], gpus: int) -> None:
-    assert violations(pod_of(models=models, **{"accelerator.count": gpus})) == []
+    assert violations(pod_of({"accelerator.count": gpus}, models=models)) == []
 
 
 @pytest.mark.parametrize(
@@ -116,6 +116,7 @@ def test_no_users_text_reaches_a_command() -> None:
     plain = containers_of(pod_of(models=[PVC]))
     loud = containers_of(
         pod_of(
+            {"runtime.image": "other.example/server:9", "placement.nodeSelector": {"pool": "other"}},
             models=[
                 make_model(
                     name="other",
@@ -124,7 +125,6 @@ def test_no_users_text_reaches_a_command() -> None:
                     inputs=[{"name": "in[0]", "dataType": "FP32", "dims": [1]}],
                 )
             ],
-            **{"runtime.image": "other.example/server:9", "placement.nodeSelector": {"pool": "other"}},
         )
     )
     for name in ("fetch", "triton"):
@@ -146,17 +146,17 @@ def test_a_users_text_stands_in_the_plan_as_data_only() -> None:
 
 
 def test_row_7_the_gpu_is_a_limit_of_the_container() -> None:
-    assert containers_of(pod_of(**{"accelerator.count": 2}))["triton"]["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    assert containers_of(pod_of({"accelerator.count": 2}))["triton"]["resources"]["limits"]["nvidia.com/gpu"] == "2"
 
 
 def test_row_83_a_mig_slice_is_asked_for_by_its_own_resource() -> None:
-    pod = pod_of(**{"accelerator.resource": "nvidia.com/mig-1g.5gb"})
+    pod = pod_of({"accelerator.resource": "nvidia.com/mig-1g.5gb"})
     assert containers_of(pod)["triton"]["resources"]["limits"]["nvidia.com/mig-1g.5gb"] == "1"
     assert "nvidia.com/gpu" not in json.dumps(pod)
 
 
 def test_a_service_without_an_accelerator_asks_for_none_and_needs_no_product() -> None:
-    pod = pod_of(**{"accelerator.count": 0, "accelerator.products": ["NVIDIA-L4"]})
+    pod = pod_of({"accelerator.count": 0, "accelerator.products": ["NVIDIA-L4"]})
     assert "nvidia.com/gpu" not in json.dumps([container["resources"] for container in containers_of(pod).values()])
     assert "affinity" not in pod
 
@@ -217,6 +217,7 @@ def test_the_plan_file_is_where_fetch_reads_it() -> None:
 
 def test_placement_is_carried_over_and_leaves_nothing_empty() -> None:
     pod = pod_of(
+        {"accelerator.products": ["NVIDIA-L4", "NVIDIA-A10"]},
         placement={
             "nodeSelector": {"pool": "gpu"},
             "tolerations": [
@@ -228,7 +229,6 @@ def test_placement_is_carried_over_and_leaves_nothing_empty() -> None:
             "priorityClassName": "high",
             "runtimeClassName": "nvidia",
         },
-        **{"accelerator.products": ["NVIDIA-L4", "NVIDIA-A10"]},
     )
     assert pod["nodeSelector"] == {"pool": "gpu"}
     assert pod["tolerations"] == [
@@ -240,12 +240,12 @@ def test_placement_is_carried_over_and_leaves_nothing_empty() -> None:
     assert pod["topologySpreadConstraints"][0]["topologyKey"] == "kubernetes.io/hostname"
     terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert terms[0]["matchExpressions"][0]["values"] == ["NVIDIA-L4", "NVIDIA-A10"]
-    assert "topologySpreadConstraints" not in pod_of(**{"placement.topologySpread": "None"})
+    assert "topologySpreadConstraints" not in pod_of({"placement.topologySpread": "None"})
 
 
 @pytest.mark.parametrize(("startup", "at_least"), [("1s", 603), ("60s", 780), ("20m", 4200)])
 def test_row_45_the_progress_deadline_outlasts_start_up_and_a_new_node(startup: str, at_least: int) -> None:
-    spec = wanted_of(service_of(**{"scaling.startup": startup}))["spec"]
+    spec = wanted_of(service_of({"scaling.startup": startup}))["spec"]
     assert spec["progressDeadlineSeconds"] >= at_least
     triton = containers_of(spec["template"]["spec"])["triton"]
     probe = triton["startupProbe"]
@@ -257,7 +257,7 @@ def test_row_45_the_progress_deadline_outlasts_start_up_and_a_new_node(startup: 
 
 def test_r1_row_35_row_38_row_40_the_builder_never_says_replicas() -> None:
     live = make_deployment(wanted=7)
-    for child in (wanted_of(), wanted_of(live=live), wanted_of(service_of(**{"scaling.minReplicas": 3}), live=live)):
+    for child in (wanted_of(), wanted_of(live=live), wanted_of(service_of({"scaling.minReplicas": 3}), live=live)):
         assert "replicas" not in child["spec"]
 
 
@@ -292,7 +292,7 @@ def test_r7_another_rendering_keeps_the_live_template(monkeypatch: pytest.Monkey
 def test_r7_a_changed_spec_takes_the_new_images_and_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
     live = make_deployment()
     monkeypatch.setattr(module, "RENDERING", "2")
-    after = wanted_of(service_of(**{"resources.memory": "8Gi"}), live=live, images=NEWER)
+    after = wanted_of(service_of({"resources.memory": "8Gi"}), live=live, images=NEWER)
     assert images_of(after) == (NEWER.fetch, NEWER.triton)
     assert after["metadata"]["annotations"][names.RENDERING_ANNOTATION] == "2"
 
@@ -319,7 +319,7 @@ def test_r7_a_changed_spec_takes_the_new_images_and_rendering(monkeypatch: pytes
     ],
 )
 def test_r7_only_what_the_template_is_made_from_counts_as_a_change(overrides: dict[str, Any], *, rolls: bool) -> None:
-    assert keeps_template(make_spec(**overrides), make_deployment()) is not rolls
+    assert keeps_template(make_spec(overrides), make_deployment()) is not rolls
 
 
 def test_r7_a_default_that_is_written_out_is_no_change() -> None:
@@ -331,7 +331,7 @@ def test_r7_a_default_that_is_written_out_is_no_change() -> None:
 
 
 def test_a_users_own_image_stays_the_users() -> None:
-    service = service_of(**{"runtime.image": "own.example/server:1"})
+    service = service_of({"runtime.image": "own.example/server:1"})
     live = make_deployment(service)
     assert images_of(wanted_of(service, live=live, images=NEWER)) == (IMAGES.fetch, "own.example/server:1")
     # Dropping the field is a change of the spec: then the setting of today counts.
@@ -406,7 +406,7 @@ def digest_of(child: dict[str, Any]) -> str:
 def test_r12_row_66_the_strategy_follows_what_is_free_and_says_why(
     count: int, replicas: int, free: int | None, name: str, says: str
 ) -> None:
-    chosen = choose_strategy(make_spec(**{"accelerator.count": count}), replicas=replicas, free=free)
+    chosen = choose_strategy(make_spec({"accelerator.count": count}), replicas=replicas, free=free)
     assert chosen.name == name
     assert says in chosen.reason
     assert (chosen.max_surge, chosen.max_unavailable) == ((1, 0) if name == "Surge" else (0, 1))
@@ -416,7 +416,7 @@ def test_r12_row_66_the_strategy_follows_what_is_free_and_says_why(
 def test_r12_a_strategy_is_never_refused_and_never_takes_the_last_pod(
     count: int, replicas: int, free: int | None
 ) -> None:
-    chosen = choose_strategy(make_spec(**{"accelerator.count": count}), replicas=replicas, free=free)
+    chosen = choose_strategy(make_spec({"accelerator.count": count}), replicas=replicas, free=free)
     # The API server answers 422 to surge 0 with unavailable 0.
     assert chosen.max_surge + chosen.max_unavailable == 1
     assert chosen.max_unavailable == 0 or replicas > 1
@@ -434,7 +434,7 @@ def test_r12_the_numbers_stay_during_a_rollout() -> None:
 
 def test_row_68_a_revert_is_a_rollout_under_the_rules_of_its_own_moment() -> None:
     first = make_deployment()
-    changed = make_live(wanted_of(service_of(**{"resources.memory": "8Gi"}), live=first, strategy=SURGE_ON_CREATE))
+    changed = make_live(wanted_of(service_of({"resources.memory": "8Gi"}), live=first, strategy=SURGE_ON_CREATE))
     back = wanted_of(live=changed, strategy=REPLACE)
     assert back["spec"]["template"] == wanted_of()["spec"]["template"]
     assert back["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from child_makers import make_live, make_wanted
 from conch import names
 from conch.api.fields import canonical_quantity
 from conch.workload.desired import digest, first_difference
-from child_makers import make_live, make_wanted
 from makers import SHA256, make_model, make_service, stored
 
 Path = tuple[str | int, ...]
 
-EVERY_FIELD = {
+EVERY_FIELD: dict[str, Any] = {
     "models": [
         make_model(name="a", maxBatchSize=8, batching={"preferredSizes": [4]}, parameters={"k": "v"}),
         make_model(name="b", source={"uri": "image://registry.example/m:1#/model.onnx"}),
@@ -36,8 +36,8 @@ EVERY_FIELD = {
 }
 
 
-def full_service(**overrides: Any) -> dict[str, Any]:
-    return stored(make_service(**EVERY_FIELD, **overrides))
+def full_service(fields: dict[str, Any] | None = None) -> dict[str, Any]:
+    return stored(make_service(fields, **EVERY_FIELD))
 
 
 def leaves(value: Any, path: Path = ()) -> list[Path]:
@@ -123,12 +123,8 @@ def test_every_child_lives_beside_its_service_and_is_labelled() -> None:
 )
 def test_identity_and_policy_come_before_the_pods_and_the_rest_after(models: list[int], *, with_monitor: bool) -> None:
     chosen = [EVERY_FIELD["models"][index] for index in models]
-    kinds = [
-        child["kind"]
-        for child in make_wanted(
-            stored(make_service(models=chosen)), with_pod_monitor=with_monitor
-        ).values()
-    ]  # fmt: skip
+    service = stored(make_service(models=chosen))
+    kinds = [child["kind"] for child in make_wanted(service, with_pod_monitor=with_monitor).values()]
     assert kinds.index("ServiceAccount") < kinds.index("Deployment")
     assert kinds.index("NetworkPolicy") < kinds.index("Deployment")
     assert kinds.count("Deployment") == 1
@@ -209,7 +205,7 @@ def test_nothing_is_sent_that_the_server_leaves_out(child: str) -> None:
     ],
 )
 def test_quantities_are_sent_as_the_server_stores_them(overrides: dict[str, str]) -> None:
-    wanted = make_wanted(stored(make_service(**overrides)))["Deployment vision-server"]
+    wanted = make_wanted(stored(make_service(overrides)))["Deployment vision-server"]
     found = [path for path in leaves(wanted) if {"requests", "limits", "sizeLimit"} & set(path)]
     assert len(found) >= 7
     for path in found:
@@ -249,7 +245,7 @@ def unknown_fields(value: Any, type_: str, path: str = "") -> list[str]:
     if type_.startswith("Dict["):
         inner = type_[5:-1].partition(", ")[2]
         return [fault for key, item in value.items() for fault in unknown_fields(item, inner, f"{path}.{key}")]
-    plain = {"str": str, "int": int, "bool": bool, "object": (int, str)}.get(type_)
+    plain: Any = {"str": str, "int": int, "bool": bool, "object": (int, str)}.get(type_)
     if plain is not None:
         right = isinstance(value, plain) and (type_ == "bool" or not isinstance(value, bool))
         return [] if right else [f"{path}: {value!r} is no {type_}"]
@@ -285,9 +281,11 @@ def test_r8_a_hand_edit_of_any_field_is_found_although_the_digest_stays(child: s
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=4)
-    | st.dictionaries(st.text(max_size=4), inner, max_size=4)
-    | st.lists(st.fixed_dictionaries({"name": st.sampled_from("abc"), "value": inner}), max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=4), inner, max_size=4)
+        | st.lists(st.fixed_dictionaries({"name": st.sampled_from("abc"), "value": inner}), max_size=3)
+    ),
     max_leaves=20,
 )
 
@@ -352,7 +350,7 @@ def test_another_owner_of_the_same_name_is_no_difference() -> None:
 
 def test_r8_a_dropped_field_alters_the_digest() -> None:
     before = make_wanted(full_service())["Deployment vision-server"]
-    after = make_wanted(full_service(**{"placement.priorityClassName": None}))["Deployment vision-server"]
+    after = make_wanted(full_service({"placement.priorityClassName": None}))["Deployment vision-server"]
     assert digest_of(before) != digest_of(after)
     # The annotation is a wanted value itself, so the field that only the live object has is found.
     assert first_difference(make_live(before), after) is not None

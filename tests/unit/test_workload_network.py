@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from conch import names
 from child_makers import make_wanted
+from conch import names
 from makers import SHA256, make_model, make_service, stored
 from network_policy import Flow, Outside, Pod, allowed, matches
 

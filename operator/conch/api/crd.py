@@ -51,7 +51,7 @@ def custom_resource_definition() -> dict[str, Any]:
             "kind": {"type": "string", "description": f"Always {names.SERVICE_KIND}."},
             "metadata": {"type": "object"},
             "spec": structural_schema(InferenceServiceSpec),
-            "status": structural_schema(InferenceServiceStatus),
+            "status": structural_schema(InferenceServiceStatus, nullable=True),
         },
         VALIDATIONS: [{"rule": NAME_CEL, "message": NAME_MESSAGE}],
     }
@@ -85,23 +85,31 @@ def custom_resource_definition() -> dict[str, Any]:
     }
 
 
-def structural_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """A model's JSON schema as the API server takes it: no references, no unions, nothing unknown preserved."""
+def structural_schema(model: type[BaseModel], *, nullable: bool = False) -> dict[str, Any]:
+    """A model's JSON schema as the API server takes it: no references, no unions, nothing unknown preserved.
+
+    `nullable` lets an optional field hold null, which server-side apply refuses otherwise: in a status it is *unknown*.
+    """
     schema = model.model_json_schema(by_alias=True)
-    return _structural(schema, schema.get("$defs", {}))
+    return _structural(schema, schema.get("$defs", {}), nullable=nullable)
 
 
-def _structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+def _structural(schema: dict[str, Any], definitions: dict[str, Any], *, nullable: bool) -> dict[str, Any]:
+    optional = any(part.get("type") == "null" for part in schema.get("anyOf", ()))
     schema = _inlined(schema, definitions)
     result: dict[str, Any] = {key: schema[key] for key in _KEPT if key in schema}
+    if nullable and optional:
+        result["nullable"] = True
     if "exclusiveMinimum" in schema:
         result |= {"minimum": schema["exclusiveMinimum"], "exclusiveMinimum": True}
     if "properties" in schema:
-        result["properties"] = {name: _structural(part, definitions) for name, part in schema["properties"].items()}
+        result["properties"] = {
+            name: _structural(part, definitions, nullable=nullable) for name, part in schema["properties"].items()
+        }
     if "items" in schema:
-        result["items"] = _structural(schema["items"], definitions)
+        result["items"] = _structural(schema["items"], definitions, nullable=nullable)
     if isinstance(schema.get("additionalProperties"), dict):
-        result["additionalProperties"] = _structural(schema["additionalProperties"], definitions)
+        result["additionalProperties"] = _structural(schema["additionalProperties"], definitions, nullable=nullable)
     if result.get("default") is None:
         result.pop("default", None)  # an optional part: absent is a value of its own
     else:

@@ -557,7 +557,7 @@ class GpusStatus(Resource):
 
     resource: ShortText = Field(description="The extended resource.")
     per_replica: int = Field(description="Accelerators per pod.")
-    free: int | None = Field(None, description="Matching accelerators that nothing has requested; absent: unknown.")
+    free: int | None = Field(None, description="Matching accelerators that nothing has requested; null: unknown.")
     waiting: list[WaitingReason] = Field([], max_length=16, description="Why pods wait; empty: none waits.")
 
 
@@ -574,7 +574,7 @@ class TermStatus(Resource):
     """One term of a scaling decision."""
 
     name: ShortText = Field(description="The term, such as queueDepth.")
-    replicas: int | None = Field(None, description="The replicas that it asks for; absent: unknown.")
+    replicas: int | None = Field(None, description="The replicas that it asks for; null: unknown.")
     detail: Text = Field("", description="Its inputs, in words.")
 
 
@@ -587,7 +587,7 @@ class ScalingStatus(Resource):
     rail: ShortText | None = Field(None, description="The rail that clipped it; absent: none.")
     message: Text | None = Field(None, description="The decision in a sentence.")
     terms: Annotated[list[TermStatus], ByName()] = Field([], max_length=16, description="What each term asks for.")
-    waiting: float | None = Field(None, description="Requests waiting in all replicas; absent: unknown.")
+    waiting: float | None = Field(None, description="Requests waiting in all replicas; null: unknown.")
     quality: ShortText | None = Field(None, description="How good the metrics are, such as fresh or missing.")
     last_scale_up: Instant | None = Field(None, description="When replicas were last added.")
     last_scale_down: Instant | None = Field(None, description="When replicas were last taken away.")
@@ -675,7 +675,7 @@ def _head_problems(obj: Mapping[str, Any]) -> list[str]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Drop null fields, as the API server does for fields that aren't nullable."""
+    """Drop null fields, as the API server does on create and update (server-side apply refuses some of them)."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(part) for key, part in value.items() if part is not None}
     if isinstance(value, list):

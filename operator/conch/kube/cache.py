@@ -36,6 +36,13 @@ class _Entry:
     seen_at: float
 
 
+class _Gone(NamedTuple):
+    """A uid that was removed: when that was seen, and the object's resourceVersion then."""
+
+    at: float
+    version: str
+
+
 class Cache:
     """Objects by kind, namespace and name ("" for cluster-scoped ones), and children by service."""
 
@@ -44,7 +51,7 @@ class Cache:
         self._kinds: dict[str, dict[str, dict[str, _Entry]]] = {}
         self._children: dict[tuple[str, str], dict[str, dict[str, Object]]] = {}
         self._owners: dict[tuple[str, str], dict[str, str]] = {}
-        self._gone: dict[str, dict[str, float]] = {}
+        self._gone: dict[str, dict[str, _Gone]] = {}
 
     def put(self, obj: Object) -> bool:
         """Store what an event or an answer to a write shows; true if that differs from what was stored."""
@@ -54,7 +61,8 @@ class Cache:
         """Forget a deleted object; true if it was stored. A successor of the same name stays."""
         kind, namespace, name, uid = _identity(obj)
         # A LIST that started before the deletion still carries the object and must not bring it back.
-        self._gone.setdefault(kind, {})[uid] = self._clock()
+        version = obj["metadata"].get("resourceVersion", "")
+        self._gone.setdefault(kind, {})[uid] = _Gone(self._clock(), version)
         entry = self._entry(kind, namespace, name)
         if entry is None or entry.obj["metadata"].get("uid", "") != uid:
             return False
@@ -76,7 +84,7 @@ class Cache:
             _, namespace, name, uid = _identity(item)
             listed.add((namespace, name))
             entry = self._entry(kind, namespace, name)
-            if uid in gone or (entry is not None and entry.seen_at > list_started_at):
+            if entry is not None and entry.seen_at > list_started_at:
                 continue
             if self._store(item, list_started_at):
                 changes.append(Change(self._kinds[kind][namespace][name].obj, deleted=False))
@@ -84,7 +92,7 @@ class Cache:
             if (namespace, name) not in listed and entry.seen_at < list_started_at:
                 self._drop(kind, namespace, name)
                 changes.append(Change(entry.obj, deleted=True))
-        self._gone[kind] = {uid: at for uid, at in gone.items() if at >= list_started_at}
+        self._gone[kind] = {uid: left for uid, left in gone.items() if left.at >= list_started_at}
         return changes
 
     def get(self, kind: str, namespace: str, name: str) -> Object | None:
@@ -116,14 +124,21 @@ class Cache:
         kind, namespace, name, uid = _identity(obj)
         metadata = obj["metadata"]
         entry = self._entry(kind, namespace, name)
-        if uid and uid in self._gone.get(kind, {}):
-            return False
+        version, gone = metadata.get("resourceVersion", ""), self._gone.get(kind, {})
+        if uid and uid in gone:
+            # An object that lost our label was only out of sight; when it gets it back, it is newer than it was then.
+            if not _newer(version, than=gone[uid].version):
+                return False
+            del gone[uid]
         if entry is not None:
             known = entry.obj["metadata"]
-            if known.get("uid", "") == uid and known.get("resourceVersion") == metadata.get("resourceVersion"):
+            if known.get("uid", "") == uid and known.get("resourceVersion") == version:
                 entry.seen_at = max(entry.seen_at, seen_at)
                 return False
-            # kopf orders the events of one uid only: the predecessor's last event can come after its successor's first.
+            # The answer to a write is here before the events of what happened ahead of it.
+            if known.get("uid", "") == uid and _newer(known.get("resourceVersion", ""), than=version):
+                return False
+            # kopf orders the events of one uid only: a predecessor's last can come after its successor's first.
             if known.get("uid", "") != uid and metadata.get("creationTimestamp", "") < known.get(
                 "creationTimestamp", ""
             ):
@@ -186,6 +201,11 @@ def replicas_owners(obj: Mapping[str, Any]) -> dict[str, str]:
         manager = entry.get("manager", "")
         owners[manager] = f"{owners[manager]},{how}" if manager in owners else how
     return owners
+
+
+def _newer(version: str, *, than: str) -> bool:
+    """Whether one resourceVersion came after another: the API guarantees their order since 1.35, etcd always gave it."""
+    return version.isdecimal() and than.isdecimal() and int(version) > int(than)
 
 
 def _identity(obj: Mapping[str, Any]) -> tuple[str, str, str, str]:

@@ -68,9 +68,10 @@ class Connection:
         await self._loader.load_from_exec_plugin()
         self._configuration.api_key["BearerToken"] = self._loader.token
 
-    def session(self, **options: Any) -> aiohttp.ClientSession:
+    def session(self, *, connections: int = 0, **options: Any) -> aiohttp.ClientSession:
         """A session of the running event loop, whose requests always carry the newest token.
 
+        `connections` limits how many are open at once; 0 does not, as watches need, which keep theirs.
         Proxy variables of the environment are ignored: a cluster-wide HTTPS_PROXY must not see API traffic.
         """
 
@@ -83,7 +84,7 @@ class Connection:
             return await handler(request)
 
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=self.ssl_context),
+            connector=aiohttp.TCPConnector(limit=connections, ssl=self.ssl_context),
             middlewares=(authenticate,),
             trust_env=False,
             proxy=self.proxy,

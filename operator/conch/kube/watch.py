@@ -135,6 +135,7 @@ class Watch:
         self._stopping = False
         self._stop_kopf: Callable[[], object] | None = None
         self._login_at = float("-inf")
+        self._sessions: list[aiohttp.ClientSession] = []
         self._ages = prometheus_client.Gauge(
             "conch_watch_age_seconds",
             "Seconds since a watch was opened or brought an event, the longest of the kind's watches.",
@@ -284,16 +285,13 @@ class Watch:
             self._wake.set()
 
     def _run_kopf(self) -> None:
-        why = "it ended by itself"
         # Each event handled is a line at INFO, each object a logger.
         logging.getLogger("kopf.objects").setLevel(logging.WARNING)
         logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
         try:
             asyncio.run(self._operate())
         except Exception as error:  # noqa: BLE001 - whatever ends kopf ends the process, with its reason
-            why = f"{type(error).__name__}: {error}"
-        if not self._stopping and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._fatal, f"the watches ended: {why}")
+            self._ended(error)
 
     async def _operate(self) -> None:
         # The flag belongs to kopf's loop: for a threading.Event kopf blocks a thread, and could not end by itself.
@@ -302,7 +300,7 @@ class Watch:
         if self._stopping:
             return
         namespaces = self._settings.watch_namespaces
-        await kopf.operator(
+        tasks = await kopf.spawn_tasks(
             registry=self.registry(),
             settings=kopf_settings(self._served),
             standalone=True,
@@ -310,6 +308,23 @@ class Watch:
             namespaces=namespaces,
             stop_flag=stop,
         )
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        errors = [task.exception() for task in done if not task.cancelled()]
+        self._ended(next((error for error in errors if error is not None), None))
+        # kopf's own way out waits for watchers that wait for a new login, and after 30 s it kills the process.
+        stop.set()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=STOP_S / 3)
+        for session in self._sessions:
+            await session.close()
+
+    def _ended(self, error: BaseException | None) -> None:
+        if self._stopping or self._loop is None:
+            return
+        why = f"{type(error).__name__}: {error}" if error is not None else "kopf stopped by itself"
+        self._loop.call_soon_threadsafe(self._fatal, f"the watches ended: {why}")
 
     def registry(self) -> kopf.OperatorRegistry:
         """Kopf's handlers: nothing but events, which is the one mode that writes nothing to any object."""
@@ -327,7 +342,7 @@ class Watch:
 
         for kind in self._served:
             group, _, version = kind.resource.api_version.rpartition("/")
-            kopf.on.event(group, version, kind.resource.plural, registry=registry)(receive)
+            kopf.on.event(group=group, version=version, plural=kind.resource.plural, registry=registry)(receive)
         kopf.on.login(registry=registry)(login)
         return registry
 
@@ -349,10 +364,9 @@ class Watch:
                 self._opened(answer.url.path, watch="watch" in answer.url.query)
 
         trace.on_request_end.append(answered)
-        return kopf.AiohttpSession(
-            server=self._connection.server,
-            aiohttp_session=self._connection.session(trace_configs=[trace], headers={"User-Agent": "conch-watch"}),
-        )
+        session = self._connection.session(trace_configs=[trace], headers={"User-Agent": "conch-watch"})
+        self._sessions = [known for known in self._sessions if not known.closed] + [session]
+        return kopf.AiohttpSession(server=self._connection.server, aiohttp_session=session)
 
 
 def kopf_settings(kinds: Sequence[WatchedKind]) -> kopf.OperatorSettings:

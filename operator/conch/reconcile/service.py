@@ -10,6 +10,7 @@ import structlog
 from conch import names
 from conch.api.conditions import ConditionType, Reason
 from conch.api.inferenceservice import InvalidSpec
+from conch.kube.client import DEPLOYMENTS
 from conch.kube.errors import Conflict, Forbidden, Invalid, NotFound
 from conch.reconcile import steps
 from conch.reconcile.errors import ReconcileError, Retryable, Stalled, Waiting
@@ -135,6 +136,8 @@ class ServiceReconciler:
         namespace, name = service["metadata"]["namespace"], service["metadata"]["name"]
         children = out.cache.children(namespace, name)
         live = _deployment(children, name)
+        if live is None and (live := await self._unseen_deployment(service)) is not None:
+            children = {**children, "Deployment": [live]}
         strategy, free = await self._strategy(spec, live)
         wanted = desired_children(
             service,
@@ -158,6 +161,15 @@ class ServiceReconciler:
         await self._claim_replicas(spec, namespace, name)
         again = steps.REPAIR_WINDOW_S if applied.postponed else None
         return replace(outcome, strategy=strategy, free=free, again_after_s=again)
+
+    async def _unseen_deployment(self, service: Object) -> Object | None:
+        """Our Deployment that the cache hasn't: one without our labels is in no watch.
+
+        Taken for missing, it would be made anew over the live one, with its replicas reset (R1) and new images (R7).
+        """
+        namespace, name = service["metadata"]["namespace"], service["metadata"]["name"]
+        live = await self._out.kube.get(DEPLOYMENTS, namespace, names.deployment(name))
+        return live if live is not None and steps.owned_by(live, service["metadata"]["uid"]) else None
 
     async def _strategy(self, spec: InferenceServiceSpec, live: Object | None) -> tuple[Strategy | None, int | None]:
         """Choose how to roll when a rollout is about to start; a running one keeps its numbers (R12)."""

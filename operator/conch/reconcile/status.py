@@ -34,6 +34,10 @@ class Scaling(Protocol):
         """The content of status.scaling."""
 
 
+_STATUSES: Final = {"True": True, "False": False, "Unknown": None}
+_REASONS: Final = frozenset(Reason)
+
+
 @dataclass(frozen=True)
 class StatusInputs:
     """Everything that a status is made from."""
@@ -115,13 +119,8 @@ def _served(inputs: StatusInputs, old: list[dict[str, Any]]) -> bool:
     # With an error some child still has its old form, though the pods are the wanted ones.
     if inputs.error is None and observation.rolled_out and observation.template_inputs == inputs.template_inputs:
         return True
-    generation = inputs.service["metadata"]["generation"]
-    return any(
-        c.get("type") == ConditionType.RECONCILING
-        and c.get("reason") == Reason.SETTLED
-        and c.get("observedGeneration") == generation
-        for c in old
-    )
+    generation: int = inputs.service["metadata"]["generation"]
+    return _generation_of(old, ConditionType.READY) == generation
 
 
 def _generation_of(conditions: list[dict[str, Any]], type_: ConditionType) -> int:
@@ -181,13 +180,21 @@ def _stalled(inputs: StatusInputs) -> Condition:
 def _metrics_stale(inputs: StatusInputs) -> Condition:
     if inputs.scaling is not None:
         return inputs.scaling.metrics_stale
-    return Condition(ConditionType.METRICS_STALE, None, Reason.NOT_CONFIGURED, "No scaling decision was made yet.")
+    return _as_it_was(inputs, ConditionType.METRICS_STALE)
 
 
 def _scaling_limited(inputs: StatusInputs) -> Condition:
     if inputs.scaling is not None:
         return inputs.scaling.scaling_limited
-    return Condition(ConditionType.SCALING_LIMITED, None, Reason.NOT_CONFIGURED, "No scaling decision was made yet.")
+    return _as_it_was(inputs, ConditionType.SCALING_LIMITED)
+
+
+def _as_it_was(inputs: StatusInputs, type_: ConditionType) -> Condition:
+    """After a restart the last word stands until the first tick: otherwise each restart writes every status twice."""
+    for old in (inputs.service.get("status") or {}).get("conditions") or []:
+        if old.get("type") == type_ and old.get("status") in _STATUSES and old.get("reason") in _REASONS:
+            return Condition(type_, _STATUSES[old["status"]], Reason(old["reason"]), old.get("message", ""))
+    return Condition(type_, None, Reason.NOT_CONFIGURED, "No scaling decision was made yet.")
 
 
 def _rollout_blocked(inputs: StatusInputs, *, served: bool) -> Condition:

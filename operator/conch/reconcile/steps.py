@@ -100,12 +100,12 @@ async def check_names(kube: Kube, service: Object, wanted: list[Object], childre
         if owned_by(live, uid):
             continue
         kind, name = live["kind"], live["metadata"]["name"]
-        if _owner_name(live) not in {None, service["metadata"]["name"]}:
+        if owner_name(live) not in {None, service["metadata"]["name"]}:
             raise Stalled(
                 Reason.NAME_CONFLICT,
-                f"{kind} {name} belongs to the InferenceService {_owner_name(live)}: rename metadata.name.",
+                f"{kind} {name} belongs to the InferenceService {owner_name(live)}: rename metadata.name.",
             )
-        if _owner_name(live) is not None:
+        if owner_name(live) is not None:
             # The children of a predecessor of the same name; the garbage collector is on its way.
             raise Waiting(
                 Reason.NAME_CONFLICT,
@@ -118,7 +118,7 @@ async def check_names(kube: Kube, service: Object, wanted: list[Object], childre
         )
 
 
-def _owner_name(live: Mapping[str, Any]) -> str | None:
+def owner_name(live: Mapping[str, Any]) -> str | None:
     """The InferenceService that is the object's controller, of whatever version of the API; None if it has none."""
     for owner in live["metadata"].get("ownerReferences") or []:
         group = str(owner.get("apiVersion", "")).partition("/")[0]

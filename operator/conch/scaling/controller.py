@@ -538,7 +538,7 @@ class ScalingController:
         if quality.kind is QualityKind.FRESH:
             memory.bad_since = None
             return quality.kind, good
-        if case.replicas.ready == 0 or signals.awaited:
+        if case.replicas.ready == 0 or signals.too_young:
             memory.bad_since = None
             message = "No replica has been ready for long enough to be measured."
             kind = QualityKind.MISSING if memory.record is None else memory.record.quality

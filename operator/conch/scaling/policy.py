@@ -38,6 +38,7 @@ LATE_STARTUPS: Final = 2.0
 GAP_S: Final = 60.0
 MISSING_LONG_S: Final = 600.0
 STUCK_S: Final = 60.0
+OVERLOAD: Final = 10.0
 ODD_GAUGE_S: Final = 90.0
 ODD_GAUGE_MOVE: Final = 0.1
 TURNS: Final = 6
@@ -114,7 +115,7 @@ class Signals:
     busy: PerModel | None = None
     memory_share: float | None = None
     """Used share of the fullest accelerator, 0 to 1."""
-    awaited: bool = False
+    too_young: bool = False
     """No replica has been ready for long enough to have a sample."""
     configured: bool = True
 
@@ -334,7 +335,7 @@ def decide(spec: ScalingSpec, signals: Signals, replicas: ReplicaState, history:
         history: the `next_history` of the last decision, or `after_step` of it.
         now: seconds since the epoch.
     """
-    seen = _observe(spec, signals, replicas, history, now)
+    seen, enough = _observe(spec, signals, replicas, history, now)
     stopped = _stopped(spec, replicas, seen, now)
     if stopped is not None:
         return stopped
@@ -358,7 +359,7 @@ def decide(spec: ScalingSpec, signals: Signals, replicas: ReplicaState, history:
         return decided(base, TermName.BOUNDS, rail, f"minReplicas is {spec.min_replicas}")
     if base < replicas.wanted:
         return decided(base, TermName.BOUNDS, rail, f"maxReplicas is {spec.max_replicas}")
-    lowered = _lowered(spec, signals, replicas, seen, now)
+    lowered = _lowered(spec, signals, replicas, seen, enough=enough, now=now)
     quiet = not (taking_back or replicas.starting or limit or notices or _total(signals.waiting))
     if rail is not Rail.NONE:
         message = limit.message if limit is not None else f"{winner.message}, and the last step is still fresh"
@@ -422,9 +423,12 @@ def memory_unknown(spec: ScalingSpec, history: History, now: float) -> bool:
 # --- what is remembered
 
 
-def _observe(spec: ScalingSpec, signals: Signals, replicas: ReplicaState, history: History, now: float) -> History:
+def _observe(
+    spec: ScalingSpec, signals: Signals, replicas: ReplicaState, history: History, now: float
+) -> tuple[History, int | None]:
+    """What is remembered after this tick, and how many replicas would suffice now."""
     foreign_since = (history.foreign_since or now) if replicas.foreign is not None else None
-    missing = signals.waiting is None and not signals.awaited
+    missing = signals.waiting is None and not signals.too_young
     history = replace(
         history,
         foreign_since=foreign_since,
@@ -434,7 +438,8 @@ def _observe(spec: ScalingSpec, signals: Signals, replicas: ReplicaState, histor
     history = _observe_flow(spec, signals, replicas, history, now)
     history = _observe_memory(spec, signals, replicas, history, now)
     history = _observe_oddities(spec, signals, history, now)
-    return _observe_need(spec, signals, replicas, history, now)
+    enough = _enough(spec, signals, replicas, history, now)
+    return _observe_need(spec, history, enough, now), enough
 
 
 def _observe_flow(spec: ScalingSpec, signals: Signals, replicas: ReplicaState, history: History, now: float) -> History:
@@ -451,7 +456,9 @@ def _observe_flow(spec: ScalingSpec, signals: Signals, replicas: ReplicaState, h
             arrivals = _arrivals(spec, waiting, completions * _scale(signals.flow), kept, now)
         flows = (*kept, Flow(now, waiting, arrivals))[-FLOW_SAMPLES:]
     # Under load each replica has somebody waiting: what it completes then is what it can do.
-    saturated = signals.queue.kind is QualityKind.FRESH and waiting >= max(1, replicas.ready)
+    in_system = _total(signals.in_system)
+    real = in_system is None or waiting <= OVERLOAD * in_system + spec.queue_target
+    saturated = real and signals.queue.kind is QualityKind.FRESH and waiting >= max(1, replicas.ready)
     since = (history.saturated_since or now) if saturated else None
     observed = tuple((at, rate) for at, rate in history.observed if now - at < CAPACITY_MEMORY_S)
     # A rate's window must lie wholly within the load, or the idle time before it would make the replica look slow.
@@ -499,8 +506,7 @@ def _observe_oddities(spec: ScalingSpec, signals: Signals, history: History, now
     return replace(history, stuck_since=(history.stuck_since or now) if stuck else None, odd_gauge=odd)
 
 
-def _observe_need(spec: ScalingSpec, signals: Signals, replicas: ReplicaState, history: History, now: float) -> History:
-    enough = _enough(spec, signals, replicas, history, now)
+def _observe_need(spec: ScalingSpec, history: History, enough: int | None, now: float) -> History:
     width = spec.hold_s / NEED_BUCKETS
     horizon = now - 2 * spec.hold_s - width
     needs = tuple((at, need) for at, need in history.needs if at > horizon)
@@ -738,7 +744,9 @@ class _Lowered:
     settled: bool = False
 
 
-def _lowered(spec: ScalingSpec, signals: Signals, replicas: ReplicaState, seen: History, now: float) -> _Lowered:
+def _lowered(
+    spec: ScalingSpec, signals: Signals, replicas: ReplicaState, seen: History, *, enough: int | None, now: float
+) -> _Lowered:
     """The count after a step down, if one is due; else the present one and what forbids it."""
     count = replicas.wanted
     forbidden = _unknown(spec, signals, replicas, seen, now)
@@ -752,7 +760,6 @@ def _lowered(spec: ScalingSpec, signals: Signals, replicas: ReplicaState, seen: 
         return _Lowered(count, Rail.ROLLOUT, "a rollout runs, so no replica is taken away")
     if count <= spec.min_replicas:
         return _Lowered(count, Rail.NONE, "nothing asks for more than minReplicas", settled=not seen.turns)
-    enough = _enough(spec, signals, replicas, seen, now)
     if enough is None:
         message = "what fewer replicas could serve is not known, so none is taken away"
         return _Lowered(count, Rail.METRICS, message)
@@ -770,7 +777,7 @@ def _unknown(
     spec: ScalingSpec, signals: Signals, replicas: ReplicaState, seen: History, now: float
 ) -> tuple[Rail, str] | None:
     """What is not known, and so forbids every reduction."""
-    if signals.awaited and replicas.ready == 0:
+    if signals.too_young and replicas.ready == 0:
         return Rail.NONE, "no replica is ready yet, so none is taken away"
     if not signals.configured:
         return Rail.METRICS, "no Prometheus is configured, so replicas stay as they are"

@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import requests
@@ -20,7 +19,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.exceptions import HTTPError
 from urllib3.util.retry import Retry
 
-from conch.scaling.policy import MIN_COVERAGE, PerModel, Quality, QualityKind, Signals
+from conch.scaling.policy import Quality, QualityKind, Signals
 from conch.triton.metrics import (
     DCGM_BLANK,
     DCGM_GPU_LABEL,
@@ -42,6 +41,9 @@ if TYPE_CHECKING:
     from conch.config import Settings
 
 MAX_ANSWER_BYTES: Final = 256 * 2**20
+MEMORY_EVERY_S: Final = 14.0
+FORGET_S: Final = 86400.0
+FORGOTTEN_PODS: Final = 1000
 _PIECE_BYTES: Final = 2**16
 
 Pod = tuple[str, str]
@@ -64,7 +66,8 @@ class Samples:
     """One tick's answers of Prometheus."""
 
     waiting: Figures = field(default_factory=dict)
-    ages: Mapping[Pod, float] = field(default_factory=dict)
+    stale: Mapping[Pod, float] = field(default_factory=dict)
+    """Age of the queue's newest sample, where that is too old."""
     successes: Figures = field(default_factory=dict)
     failures: Figures = field(default_factory=dict)
     in_system: Figures = field(default_factory=dict)
@@ -74,7 +77,7 @@ class Samples:
     errors: Mapping[Query, str] = field(default_factory=dict)
     """Why a query has no answer."""
     last_seen: Mapping[Pod, float] = field(default_factory=dict)
-    """When each pod's queue was last sampled, in seconds since the epoch."""
+    """When each pod's queue was last sampled, in seconds since the epoch, give or take the age that is stale."""
     configured: bool = True
 
 
@@ -91,17 +94,21 @@ class PrometheusSignals:
                 settings.prometheus_cluster,
             ),
             settings.metrics_window_s,
+            settings.metrics_stale_s,
         )
         self._namespace_label = settings.prometheus_namespace_label
         self._pod_label = settings.prometheus_pod_label
         self._timeout_s = settings.prometheus_timeout_s
         self._clock = clock
+        self._memory_rows: list[dict[str, Any]] = []
+        self._memory_at = -math.inf
         self._last_seen: dict[Pod, float] = {}
         self._in_flight: dict[Query, Future[list[dict[str, Any]]]] = {}
         self._pool = ThreadPoolExecutor(settings.prometheus_workers, thread_name_prefix="prometheus")
+        self._session = requests.Session() if settings.prometheus_url else None
         self._prometheus = (
-            _connect(settings.prometheus_url, settings.prometheus_timeout_s, settings.prometheus_workers)
-            if settings.prometheus_url
+            _connect(settings.prometheus_url, self._session, settings.prometheus_timeout_s, settings.prometheus_workers)
+            if settings.prometheus_url and self._session
             else None
         )
 
@@ -109,20 +116,28 @@ class PrometheusSignals:
         """Ask everything at once; never raises and never takes much longer than the timeout."""
         if self._prometheus is None:
             return Samples(configured=False)
-        answers = await asyncio.gather(*(self._ask(query) for query in self.promql))
-        by_query = dict(zip(self.promql, answers, strict=True))
-        rows = {query: answer for query, answer in by_query.items() if not isinstance(answer, str)}
-        errors = {query: answer for query, answer in by_query.items() if isinstance(answer, str)}
+        now = self._clock()
+        # Memory moves slowly and has the most series of all, so it is asked for in every third tick or so.
+        due = [query for query in self.promql if query is not Query.MEMORY or now - self._memory_at >= MEMORY_EVERY_S]
+        answers = dict(zip(due, await asyncio.gather(*map(self._ask, due)), strict=True))
+        errors = {query: answer for query, answer in answers.items() if isinstance(answer, str)}
+        rows = {query: answer for query, answer in answers.items() if not isinstance(answer, str)}
+        if Query.MEMORY in answers:
+            self._memory_rows = rows.get(Query.MEMORY, [])
+            self._memory_at = -math.inf if Query.MEMORY in errors else now
         try:
             return self._samples(rows, errors)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             # Whatever answered is no Prometheus: nothing of it is believed.
+            self._memory_rows, self._memory_at = [], -math.inf
             message = f"the answer can't be read ({type(error).__name__})"
             return Samples(errors=dict.fromkeys(self.promql, message), last_seen=dict(self._last_seen))
 
     def close(self) -> None:
-        """Stop the pool; what is still in flight ends by its own timeout."""
+        """Stop the pool and drop the connections; what is still in flight ends by its own timeout."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._session is not None:
+            self._session.close()
 
     async def _ask(self, query: Query) -> list[dict[str, Any]] | str:
         earlier = self._in_flight.get(query)
@@ -152,47 +167,53 @@ class PrometheusSignals:
         return answer
 
     def _samples(self, rows: Mapping[Query, list[dict[str, Any]]], errors: Mapping[Query, str]) -> Samples:
-        ages = {pod: next(iter(by.values())) for pod, by in self._figures(rows.get(Query.AGE, []), None).items()}
+        waiting = self._figures(rows.get(Query.WAITING, []))
+        stale = {pod: by[""] for pod, by in self._figures(rows.get(Query.AGE, []), None).items()}
         now = self._clock()
-        for pod, age_s in ages.items():
-            if math.isfinite(age_s):
-                self._last_seen[pod] = max(self._last_seen.get(pod, 0.0), now - age_s)
-        # A day is long enough to tell people when a series ended; what is older only costs memory.
-        self._last_seen = {pod: at for pod, at in self._last_seen.items() if now - at < 86400}  # noqa: PLR2004
+        self._last_seen.update(dict.fromkeys(waiting.keys() - stale.keys(), now))
+        for pod, age_s in stale.items():
+            self._last_seen[pod] = max(self._last_seen.get(pod, 0.0), now - age_s)
+        if len(self._last_seen) > 2 * len(waiting) + FORGOTTEN_PODS:
+            self._last_seen = {pod: at for pod, at in self._last_seen.items() if now - at < FORGET_S}
         return Samples(
-            waiting=self._figures(rows.get(Query.WAITING, [])),
-            ages=ages,
+            waiting=waiting,
+            stale=stale,
             successes=self._figures(rows.get(Query.SUCCESSES, [])),
             failures=self._figures(rows.get(Query.FAILURES, [])),
             in_system=self._figures(rows.get(Query.IN_SYSTEM, [])),
             busy=self._figures(rows.get(Query.BUSY, [])),
-            memory=self._memory(rows.get(Query.MEMORY, [])),
+            memory=self._memory(self._memory_rows),
             errors=errors,
             last_seen=self._last_seen,
         )
 
     def _figures(self, rows: Sequence[Mapping[str, Any]], label: str | None = MODEL_LABEL) -> Figures:
         namespace, pod = self._namespace_label, self._pod_label
-        figures: Figures = defaultdict(dict)
+        figures: Figures = {}
         for row in rows:
             metric = row["metric"]
-            if namespace not in metric or pod not in metric:
+            key = metric.get(namespace), metric.get(pod)
+            if key[0] is None or key[1] is None:
                 continue  # a series of something else, or one whose labels don't join: not known rather than guessed
-            by_model = figures[metric[namespace], metric[pod]]
-            model = metric.get(label, "") if label is not None else ""
+            model = "" if label is None else metric.get(label, "")
             value = float(row["value"][1])
-            # Two rows for one model can only be copies: the larger one, as `max by` would say.
-            by_model[model] = value if model not in by_model else max(value, by_model[model])
+            by_model = figures.get(key)
+            if by_model is None:
+                figures[key] = {model: value}
+            else:
+                # Two rows for one model can only be copies: the larger one, as `max by` would say.
+                by_model[model] = max(value, by_model.get(model, value))
         return figures
 
     def _memory(self, rows: Sequence[Mapping[str, Any]]) -> dict[Pod, float | None]:
         namespace, pod = self._namespace_label, self._pod_label
-        gauges: dict[Pod, dict[tuple[str, str], float]] = defaultdict(dict)
+        gauges: dict[Pod, dict[tuple[str, str], float]] = {}
         for row in rows:
             metric = row["metric"]
             if namespace in metric and pod in metric:
                 gpu = metric.get(TRITON_GPU_LABEL) or metric.get(DCGM_GPU_LABEL) or ""
-                gauges[metric[namespace], metric[pod]][metric["__name__"], gpu] = float(row["value"][1])
+                of_pod = gauges.setdefault((metric[namespace], metric[pod]), {})
+                of_pod[metric["__name__"], gpu] = float(row["value"][1])
         return {key: _memory_share(values) for key, values in gauges.items()}
 
 
@@ -210,25 +231,55 @@ def join(
             have a sample yet.
         memory: whether accelerator memory matters for this service.
     """
-    keys = [(namespace, pod.name) for pod in pods]
-    young = {(namespace, pod.name) for pod in pods if now - pod.ready_since < stale_s}
-    queue, waiting = _queue(samples, keys, young, now, stale_s)
-    flow = _flow(samples, keys, young)
-    completions = _combined(samples.successes, samples.failures, flow.pods) if flow.pods else None
-    known = [samples.memory.get(key) for key in keys]
-    shares = [share for share in known if share is not None]
-    memory_quality = _memory_quality(samples, keys, len(shares), len(keys) - len(young)) if memory else _UNUSED
+    errors, queue, flow, share = samples.errors, _Tally(), _Tally(), _Tally()
+    all_stale = Query.AGE in errors
+    stale = False
+    waiting: dict[str, float] = {}
+    successes: dict[str, float] = {}
+    failures: dict[str, float] = {}
+    in_system: dict[str, float] = {}
+    busy: dict[str, float] = {}
+    most_memory = 0.0
+    for pod in pods:
+        key = (namespace, pod.name)
+        young = now - pod.ready_since < stale_s
+        figures = samples.waiting.get(key)
+        if figures is not None and (all_stale or key in samples.stale):
+            figures, stale = None, True
+        if queue.counts(figures, young=young):
+            _add(waiting, figures)
+        figures = samples.successes.get(key)
+        others = samples.failures.get(key), samples.in_system.get(key), samples.busy.get(key)
+        if flow.counts(figures, *others, young=young):
+            _add(successes, figures)
+            _add(failures, others[0])
+            _add(in_system, others[1])
+            _add(busy, others[2])
+        if memory:
+            used = samples.memory.get(key, math.nan)
+            share.wrong += used is None
+            known = used is not None and not math.isnan(used)
+            share.good += known
+            share.missing += not known and not young
+            most_memory = max(most_memory, used) if known and used is not None else most_memory
+    queue_quality = queue.quality(_error(samples, Query.WAITING, Query.AGE), stale=stale)
+    if queue_quality.kind is not QualityKind.FRESH:
+        newest = max((samples.last_seen.get((namespace, pod.name), -math.inf) for pod in pods), default=-math.inf)
+        queue_quality = replace(queue_quality, age_s=None if newest == -math.inf else max(0.0, now - newest))
+    flow_quality = flow.quality(_error(samples, Query.SUCCESSES, Query.FAILURES))
+    answered = flow.good > 0 and Query.FAILURES not in errors
+    memory_quality = share.quality(_error(samples, Query.MEMORY)) if memory else _UNUSED
     return Signals(
-        queue=queue,
-        flow=flow.quality,
+        queue=queue_quality,
+        flow=flow_quality if answered else replace(flow_quality, kind=QualityKind.MISSING),
         memory=memory_quality,
-        waiting=waiting,
-        successes=_summed(samples.successes, flow.pods) if flow.pods else None,
-        completions=completions,
-        in_system=_summed_or_none(samples.in_system, flow.pods),
-        busy=_summed_or_none(samples.busy, flow.pods),
-        memory_share=max(shares) if memory and memory_quality.known and shares else None,
-        awaited=samples.configured and waiting is None and len(young) == len(keys),
+        waiting=tuple(sorted(waiting.items())) if queue.good else None,
+        successes=tuple(sorted(successes.items())) if flow.good else None,
+        completions=sum(successes.values()) + sum(failures.values()) if answered else None,
+        in_system=tuple(sorted(in_system.items())) if flow.good and Query.IN_SYSTEM not in errors else None,
+        busy=tuple(sorted(busy.items())) if flow.good and Query.BUSY not in errors else None,
+        memory_share=most_memory if memory and memory_quality.known and share.good else None,
+        too_young=samples.configured and not queue.good and not queue.missing and not queue.wrong,
         configured=samples.configured,
     )
 
@@ -236,102 +287,48 @@ def join(
 _UNUSED: Final = Quality(QualityKind.FRESH)
 
 
-@dataclass(frozen=True, slots=True)
-class _Flow:
-    quality: Quality
-    pods: list[Pod]
+@dataclass(slots=True)
+class _Tally:
+    """How many replicas have a good sample, a bad one, or none though they should."""
 
+    good: int = 0
+    wrong: int = 0
+    missing: int = 0
 
-def _queue(
-    samples: Samples, keys: Sequence[Pod], young: set[Pod], now: float, stale_s: float
-) -> tuple[Quality, PerModel | None]:
-    good: list[Pod] = []
-    stale = wrong = False
-    for key in keys:
-        by_model = samples.waiting.get(key)
-        if by_model is None:
-            continue
-        age_s = samples.ages.get(key)
-        if age_s is None or not age_s <= stale_s:
-            stale = True
-        elif _believable(by_model):
-            good.append(key)
+    def counts(self, figures: Mapping[str, float] | None, *more: Mapping[str, float] | None, young: bool) -> bool:
+        """Whether this replica's figures can be added up."""
+        if figures is None:
+            self.missing += not young
+            return False
+        for part in (figures, *more):
+            if part is not None and not all(0 <= value < math.inf for value in part.values()):
+                self.wrong += 1
+                return False
+        self.good += 1
+        return True
+
+    def quality(self, detail: str, *, stale: bool = False) -> Quality:
+        """The verdict; what is negative, infinite or not a number outweighs all else."""
+        expected = self.good + self.wrong + self.missing
+        if self.wrong:
+            kind = QualityKind.NON_FINITE
+        elif not self.good:
+            kind = QualityKind.STALE if stale else QualityKind.MISSING
         else:
-            wrong = True
-    kind = _kind(len(good), len([key for key in keys if key in good or key not in young]))
-    if kind is QualityKind.MISSING and stale:
-        kind = QualityKind.STALE
-    if wrong:
-        kind = QualityKind.NON_FINITE
-    newest = max((at for at in map(samples.last_seen.get, keys) if at is not None), default=None)
-    quality = Quality(
-        kind,
-        len(good),
-        len([key for key in keys if key in good or key not in young]),
-        None if newest is None or kind is QualityKind.FRESH else max(0.0, now - newest),
-        _error(samples, Query.WAITING, Query.AGE),
-    )
-    return quality, _summed(samples.waiting, good) if good else None
+            kind = QualityKind.PARTIAL if self.missing else QualityKind.FRESH
+        return Quality(kind, self.good, expected, None, detail)
 
 
-def _flow(samples: Samples, keys: Sequence[Pod], young: set[Pod]) -> _Flow:
-    """Coverage of the rates: a target that was just found has none, and that is missing, not zero."""
-    if Query.FAILURES in samples.errors:
-        return _Flow(Quality(QualityKind.MISSING, 0, len(keys), None, samples.errors[Query.FAILURES]), [])
-    good: list[Pod] = []
-    wrong = False
-    for key in keys:
-        by_model = samples.successes.get(key)
-        if by_model is None:
-            continue
-        parts = (by_model, samples.failures.get(key, {}), samples.in_system.get(key, {}), samples.busy.get(key, {}))
-        if all(map(_believable, parts)):
-            good.append(key)
-        else:
-            wrong = True
-    expected = len([key for key in keys if key in good or key not in young])
-    kind = QualityKind.NON_FINITE if wrong else _kind(len(good), expected)
-    return _Flow(Quality(kind, len(good), expected, None, _error(samples, Query.SUCCESSES)), good)
-
-
-def _memory_quality(samples: Samples, keys: Sequence[Pod], known: int, expected: int) -> Quality:
-    kind = _kind(known, max(known, expected))
-    if kind is not QualityKind.FRESH and any(key in samples.memory and samples.memory[key] is None for key in keys):
-        kind = QualityKind.NON_FINITE if known < MIN_COVERAGE * max(known, expected) else QualityKind.PARTIAL
-    return Quality(kind, known, max(known, expected), None, _error(samples, Query.MEMORY))
-
-
-def _kind(covered: int, expected: int) -> QualityKind:
-    if covered == 0:
-        return QualityKind.MISSING
-    return QualityKind.FRESH if covered >= expected else QualityKind.PARTIAL
+def _add(total: dict[str, float], figures: Mapping[str, float] | None) -> None:
+    if figures is not None:
+        for model, value in figures.items():
+            total[model] = total.get(model, 0.0) + value
 
 
 def _error(samples: Samples, *queries: Query) -> str:
     if not samples.configured:
         return "CONCH_PROMETHEUS_URL is not set"
     return next((samples.errors[query] for query in queries if query in samples.errors), "")
-
-
-def _believable(by_model: Mapping[str, float]) -> bool:
-    return all(0 <= value < math.inf for value in by_model.values())
-
-
-def _summed(figures: Figures, pods: Sequence[Pod]) -> PerModel:
-    total: dict[str, float] = {}
-    for pod in pods:
-        for model, value in figures[pod].items():
-            total[model] = total.get(model, 0.0) + value
-    return tuple(sorted(total.items()))
-
-
-def _summed_or_none(figures: Figures, pods: Sequence[Pod]) -> PerModel | None:
-    """None unless every pod has the figure: a sum that leaves one out would look like a lighter load."""
-    return _summed(figures, pods) if pods and all(pod in figures for pod in pods) else None
-
-
-def _combined(successes: Figures, failures: Figures, pods: Sequence[Pod]) -> float:
-    return sum(sum(successes[pod].values()) + sum(failures.get(pod, {}).values()) for pod in pods)
 
 
 def _memory_share(gauges: Mapping[tuple[str, str], float]) -> float | None:
@@ -362,7 +359,7 @@ class _Timed(HTTPAdapter):
 
     def __init__(self, timeout_s: float, connections: int) -> None:
         self._timeout_s = timeout_s
-        super().__init__(pool_maxsize=connections, max_retries=Retry(total=0))
+        super().__init__(pool_maxsize=connections)  # without retries: the next tick is one
 
     def send(  # noqa: PLR0917 - the signature is the library's
         self,
@@ -388,8 +385,7 @@ class _Timed(HTTPAdapter):
         return response
 
 
-def _connect(url: str, timeout_s: float, connections: int) -> Any:
-    session = requests.Session()
+def _connect(url: str, session: requests.Session, timeout_s: float, connections: int) -> Any:
     # Looking for proxies and .netrc at each request costs more than the request, and Prometheus is a neighbour.
     session.trust_env = False
     prometheus = PrometheusConnect(url=url.rstrip("/"), session=session, retry=Retry(total=0))

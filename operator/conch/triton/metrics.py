@@ -80,23 +80,28 @@ class Labels:
         return f"{{{','.join(pairs)}}}"
 
 
-def promql(labels: Labels, window_s: int) -> dict[Query, str]:
+def promql(labels: Labels, window_s: int, stale_s: float) -> dict[Query, str]:
     """The tick's queries; their number does not depend on how many services there are.
 
     Every rate is taken per series, so a counter that restarts with its pod is seen before anything is added up.
     `max by` over the version removes the copies that a pair of Prometheus servers, or two monitors of one pod, make
     (R18). A division by nothing is defined in place: a server without requests is idle, not NaN.
 
+    Three queries end in `!= 0`, which lets NaN through: next to a SUCCESSES result, an absent one is zero. Without
+    that, idle services would make most of a tick's work.
+
     Args:
         labels: the label names and the cluster matcher.
         window_s: the window of each rate; a target found less than two scrapes ago has none, and so no result.
+        stale_s: the age from which a sample is stale.
 
     Returns:
         WAITING: requests in the queue, by pod and model.
-        AGE: seconds since the queue's newest sample, by pod.
-        SUCCESSES, FAILURES: requests/s that ended, by pod and model.
-        IN_SYSTEM: requests between arrival and answer, mean over the window (Little's law), by pod and model.
-        BUSY: model instances at work, mean over the window, by pod and model.
+        AGE: seconds since the queue's newest sample, by pod; only where that is stale.
+        SUCCESSES: requests/s that were answered, by pod and model.
+        FAILURES: requests/s that ended otherwise, by pod and model; absent: none.
+        IN_SYSTEM: requests between arrival and answer, mean (Little's law), by pod and model; absent: 0.
+        BUSY: model instances at work, mean over the window, by pod and model; absent: 0.
         MEMORY: the raw gauges of Triton (bytes) and DCGM (MiB), by metric, pod and GPU.
     """
     by_pod = f"{labels.namespace}, {labels.pod}"
@@ -112,11 +117,11 @@ def promql(labels: Labels, window_s: int) -> dict[Query, str]:
     memory = labels.named(TRITON_MEMORY_USED, TRITON_MEMORY_TOTAL, DCGM_MEMORY_USED, DCGM_MEMORY_FREE)
     return {
         Query.WAITING: f"sum by ({by_model}) (max by ({by_version}) ({PENDING}{labels.matcher}))",
-        # An instant result carries the time of the evaluation, so the sample's own time must be asked for.
-        Query.AGE: f"min by ({by_pod}) (time() - timestamp({PENDING}{labels.matcher}))",
+        # An instant result carries the time of the evaluation, so the sample's own time must be asked for (R18).
+        Query.AGE: f"min by ({by_pod}) (time() - timestamp({PENDING}{labels.matcher})) > {stale_s:g}",
         Query.SUCCESSES: f"sum by ({by_model}) ({rate(SUCCESS)})",
-        Query.FAILURES: f"sum by ({by_model}) ({rate(FAILURE, f'{by_version}, reason')})",
-        Query.IN_SYSTEM: f"sum by ({by_model}) ({rate(REQUEST_DURATION_US)}) / 1e6",
-        Query.BUSY: f"sum by ({by_model}) ({busy} or 0 * {rate(SUCCESS)}) / 1e6",
+        Query.FAILURES: f"sum by ({by_model}) ({rate(FAILURE, f'{by_version}, reason')}) != 0",
+        Query.IN_SYSTEM: f"sum by ({by_model}) ({rate(REQUEST_DURATION_US)}) / 1e6 != 0",
+        Query.BUSY: f"sum by ({by_model}) ({busy}) / 1e6 != 0",
         Query.MEMORY: f"max by (__name__, {by_pod}, {TRITON_GPU_LABEL}, {DCGM_GPU_LABEL}) ({memory})",
     }

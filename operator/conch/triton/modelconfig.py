@@ -64,6 +64,7 @@ def _tensor(tensor: Tensor) -> dict[str, Any]:
 
 
 def _instance_group(model: Model, *, gpu: bool) -> Any:
+    # Never KIND_AUTO: on a node whose driver has failed it would serve on the CPU, far slower and unnoticed.
     kind = model.instances.kind or ("GPU" if gpu else "CPU")
     group = model_config_pb2.ModelInstanceGroup
     return group(count=model.instances.count, kind=group.Kind.Value(f"KIND_{kind}"))

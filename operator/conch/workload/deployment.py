@@ -159,9 +159,10 @@ def _chosen_before(live: Mapping[str, Any], fallback: _Chosen) -> _Chosen:
     except (KeyError, TypeError, ValueError):
         numbers = (live["spec"].get("strategy") or {}).get("rollingUpdate") or {}
         surge, unavailable = numbers.get("maxSurge"), numbers.get("maxUnavailable")
-        known = isinstance(surge, int) and isinstance(unavailable, int) and surge + unavailable > 0
         images = live_images(live, fallback.images)
-        return _Chosen(images, surge, unavailable) if known else replace(fallback, images=images)
+        if isinstance(surge, int) and isinstance(unavailable, int) and surge + unavailable > 0:
+            return _Chosen(images, surge, unavailable)
+        return replace(fallback, images=images)
 
 
 def live_images(live: Mapping[str, Any], fallback: Images) -> Images:

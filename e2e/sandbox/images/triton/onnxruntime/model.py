@@ -7,6 +7,7 @@ accelerator would, so that two cores hold many replicas of known capacity while 
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -29,7 +30,7 @@ TRITON_TYPES = {
 }
 
 
-def open_session(path):
+def open_session(path: Path) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
@@ -38,7 +39,7 @@ def open_session(path):
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def find_model_file(roots):
+def find_model_file(roots: list[str]) -> Path | None:
     for root in roots:
         path = Path(root)
         if path.is_file() and path.suffix == ".onnx":
@@ -49,7 +50,7 @@ def find_model_file(roots):
     return None
 
 
-def described(tensors, batched):
+def described(tensors: list[Any], *, batched: bool) -> list[dict[str, Any]]:
     return [
         {
             "name": tensor.name,
@@ -64,7 +65,7 @@ def described(tensors, batched):
 
 class TritonPythonModel:
     @staticmethod
-    def auto_complete_config(auto_complete_model_config):
+    def auto_complete_config(auto_complete_model_config: Any) -> Any:
         """Fill in what config.pbtxt leaves out from the ONNX file itself."""
         config = auto_complete_model_config.as_dict()
         if config["input"] and config["output"]:
@@ -83,14 +84,14 @@ class TritonPythonModel:
             auto_complete_model_config.set_dynamic_batching()
         batched = auto_complete_model_config.as_dict()["max_batch_size"] > 0
         if not config["input"]:
-            for tensor in described(session.get_inputs(), batched):
+            for tensor in described(session.get_inputs(), batched=batched):
                 auto_complete_model_config.add_input(tensor)
         if not config["output"]:
-            for tensor in described(session.get_outputs(), batched):
+            for tensor in described(session.get_outputs(), batched=batched):
                 auto_complete_model_config.add_output(tensor)
         return auto_complete_model_config
 
-    def initialize(self, args):
+    def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
         folder = Path(args["model_repository"]) / args["model_version"]
         path = folder / (config.get("default_model_filename") or "model.onnx")
@@ -103,8 +104,8 @@ class TritonPythonModel:
         self.strings = {tensor.name for tensor in self.session.get_inputs() if tensor.type == "tensor(string)"}
         self.outputs = [entry["name"] for entry in config["output"]]
 
-    def read(self, request):
-        feeds = {}
+    def read(self, request: Any) -> dict[str, Any]:
+        feeds: dict[str, Any] = {}
         for tensor in self.session.get_inputs():
             given = pb_utils.get_input_tensor_by_name(request, tensor.name)
             if given is None:
@@ -117,25 +118,25 @@ class TritonPythonModel:
             feeds[tensor.name] = array
         return feeds
 
-    def run(self, feeds):
+    def run(self, feeds: dict[str, Any]) -> list[Any]:
         began = time.monotonic()
         results = self.session.run(self.outputs, feeds)
         rest = self.compute_s - (time.monotonic() - began)
         if rest > 0:
             time.sleep(rest)
-        return results
+        return list(results)
 
-    def respond(self, arrays):
+    def respond(self, arrays: list[Any]) -> Any:
         tensors = [
             pb_utils.Tensor(name, array.astype(object) if array.dtype.kind in "OU" else array)
             for name, array in zip(self.outputs, arrays, strict=True)
         ]
         return pb_utils.InferenceResponse(output_tensors=tensors)
 
-    def execute(self, requests):
-        """One run per batch that Triton's dynamic batcher formed; requests whose shapes differ form batches of their own."""
-        responses = [None] * len(requests)
-        groups = {}
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """One run per batch that Triton formed; requests whose shapes differ form batches of their own."""
+        responses: list[Any] = [None] * len(requests)
+        groups: dict[Any, list[tuple[int, dict[str, Any]]]] = {}
         for index, request in enumerate(requests):
             feeds = self.read(request)
             key = tuple((name, array.shape[1:]) for name, array in feeds.items()) if self.batched else index
