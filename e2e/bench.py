@@ -15,7 +15,7 @@ import os
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 import yaml
@@ -55,7 +55,7 @@ SAMPLE = ROOT / "manifests" / "samples" / "filetype.yaml"
 
 def say(text: str) -> None:
     """A line of progress, at once."""
-    print(f"{dt.datetime.now():%H:%M:%S}  {text}", flush=True)
+    print(f"{dt.datetime.now(dt.UTC):%H:%M:%S}  {text}", flush=True)
 
 
 def service_object(namespace: str, name: str) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Administrator:
         self._connection = connection
         self.kube = Kube(connection, Settings(api_requests_per_s=5000, api_timeout_s=60), may_write=lambda: True)
 
-    async def __aenter__(self) -> Administrator:
+    async def __aenter__(self) -> Self:
         await self.kube.__aenter__()
         self._session = self._connection.session()
         return self
@@ -103,7 +103,7 @@ class Administrator:
                 yield json.loads(line)
 
 
-async def burst(admin: Administrator, namespace: str, count: int) -> dict[str, float]:
+async def burst(admin: Administrator, namespace: str, count: int) -> dict[str, Any]:
     """Create services as fast as the server takes them; how long each waited for its Deployment."""
     seen: dict[str, float] = {}
     done, watching = asyncio.Event(), asyncio.Event()
@@ -142,6 +142,7 @@ async def burst(admin: Administrator, namespace: str, count: int) -> dict[str, f
         "p50_s": percentile(waits, 0.5) or 0.0,
         "p99_s": percentile(waits, 0.99) or 0.0,
         "last_s": max(seen.values()) - started,
+        "curve_s": [round(percentile(waits, step / 50) or 0.0, 3) for step in range(1, 51)],
     }
 
 
@@ -152,7 +153,7 @@ class FakeKubelet:
         self._admin = admin
         self._task: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> FakeKubelet:
+    async def __aenter__(self) -> Self:
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
         await self._admin.post(NODES.path(), node)
         resources = {"cpu": "10000", "memory": "100Ti", "pods": "10000", "nvidia.com/gpu": "10000"}
@@ -199,8 +200,9 @@ class FakeKubelet:
                 {"type": kind, "status": "True", "lastTransitionTime": _now()}
                 for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
             ]
-            status = {"phase": "Running", "podIP": "127.0.0.1", "conditions": conditions, "containerStatuses": [container]}
-            await self._admin.patch_status(PODS, namespace, name, {"status": status})
+            running = {"phase": "Running", "podIP": "127.0.0.1", "containerStatuses": [container]}
+            status = {"status": {**running, "conditions": conditions}}
+            await self._admin.patch_status(PODS, namespace, name, status)
 
 
 def _now() -> str:
@@ -227,12 +229,12 @@ class FakeTriton:
                 f"nv_inference_request_success{{{model}}} 1000",
                 f'nv_inference_request_failure{{{model},reason="OTHER"}} 0',
                 f"nv_inference_request_duration_us{{{model}}} 100000",
-                f"nv_gpu_memory_used_bytes{{{labels},gpu_uuid=\"fake\"}} 2e9",
-                f"nv_gpu_memory_total_bytes{{{labels},gpu_uuid=\"fake\"}} 2.4e10",
+                f'nv_gpu_memory_used_bytes{{{labels},gpu_uuid="fake"}} 2e9',
+                f'nv_gpu_memory_total_bytes{{{labels},gpu_uuid="fake"}} 2.4e10',
             ]
         self._text = "\n".join(lines) + "\n"
 
-    async def __aenter__(self) -> FakeTriton:
+    async def __aenter__(self) -> Self:
         from aiohttp import web
 
         async def metrics(_: web.Request) -> web.Response:
@@ -284,7 +286,7 @@ def reconciled(operator: LocalOperator) -> float:
 
 def difference(before: dict[str, float], after: dict[str, float], count: int) -> dict[str, float]:
     """Writes per service, each one named."""
-    found = {}
+    found: dict[str, float] = {}
     for name, value in sorted(after.items()):
         more = value - before.get(name, 0.0)
         if more:
@@ -378,7 +380,8 @@ async def restarted(operator: LocalOperator, total: int) -> dict[str, Any]:
     operator.start(wait=False)
     await asyncio.to_thread(wait_until, lambda: reconciled(operator) >= total, LIMIT_S, "all to be reconciled")
     seconds = time.monotonic() - started
-    return {"start_s": seconds, "start_writes": difference({}, operator.writes(), 1), "start_cpu_s": operator.cpu_seconds()}
+    writes = difference({}, operator.writes(), 1)
+    return {"start_s": seconds, "start_writes": writes, "start_cpu_s": operator.cpu_seconds()}
 
 
 def show(figures: dict[str, Any]) -> None:
@@ -390,7 +393,9 @@ def show(figures: dict[str, Any]) -> None:
     for column in ("figure", "Conch", "KServe", "ratio", "target"):
         table.add_column(column)
 
-    def row(name: str, ours: float | None, peer: float | None = None, target: float | None = None, unit: str = "s") -> None:
+    def row(
+        name: str, ours: float | None, peer: float | None = None, target: float | None = None, unit: str = "s"
+    ) -> None:
         ratio = f"{ours / peer:.2f}" if ours is not None and peer else ""
         table.add_row(
             name, "" if ours is None else f"{ours:.3g} {unit}", "" if peer is None else f"{peer:g} {unit}", ratio,
@@ -402,10 +407,11 @@ def show(figures: dict[str, Any]) -> None:
         peer: dict[str, float] = PEER[size]  # type: ignore[assignment]
         if not ours:
             continue
-        goal = {1: TARGETS["deployment_1_s"], 1000: TARGETS["deployment_1000_last_s"]}.get(size)
-        row(f"{size} services: last Deployment", ours["last_s"], peer.get("last_s"), goal)
+        last = {1: TARGETS["deployment_1_s"], 1000: TARGETS["deployment_1000_last_s"]}.get(size)
+        p99 = TARGETS["deployment_100_p99_s"] if size == 100 else None
+        row(f"{size} services: last Deployment", ours["last_s"], peer.get("last_s"), last)
         row(f"{size} services: p50", ours["p50_s"], peer.get("p50_s"))
-        row(f"{size} services: p99", ours["p99_s"], peer.get("p99_s"), TARGETS["deployment_100_p99_s"] if size == 100 else None)
+        row(f"{size} services: p99", ours["p99_s"], peer.get("p99_s"), p99)
         row(f"{size} services: CPU", ours["cpu_s"], peer.get("cpu_s"))
     row("start to all reconciled", figures.get("start_s"), 20.0, TARGETS["start_1000_s"])
     row("idle", figures.get("idle_core"), 0.001, TARGETS["idle_core"], "core")
@@ -415,6 +421,44 @@ def show(figures: dict[str, Any]) -> None:
     row("load step → replicas patched", figures.get("step_to_patch_s"), None, 6.0)
     row("requests lost in scale-down", figures.get("lost_in_scale_down"), None, 0, "")
     Console().print(table)
+
+
+def plot(figures: dict[str, Any]) -> str:
+    """The waits from apply to Deployment as an SVG, the peer's known points beside them."""
+    import io
+
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(9, 4.5))
+    for size, colour in zip((100, 1000), ("#1f77b4", "#d62728"), strict=True):
+        ours, peer = figures.get(f"services_{size}"), PEER[size]
+        if ours:
+            axes.plot(
+                ours["curve_s"], [step * 2 for step in range(1, 51)], color=colour, label=f"Conch, {size} services"
+            )
+        points = [(peer["p50_s"], 50), (peer["p99_s"], 99), (peer["last_s"], 100)]  # type: ignore[index]
+        axes.plot(*zip(*points, strict=True), "o--", color=colour, alpha=0.6, label=f"KServe, {size} services")
+    axes.set(xlabel="seconds from apply to Deployment", ylabel="% of services", xscale="log")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    figure.tight_layout()
+    text = io.StringIO()
+    figure.savefig(text, format="svg")
+    plt.close(figure)
+    return text.getvalue().partition("<!DOCTYPE")[2].partition(">")[2]
+
+
+def page(figures: dict[str, Any]) -> str:
+    """The HTML page: the plot and every figure."""
+    import jinja2
+
+    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True)
+    return environment.get_template("bench.html.j2").render(
+        figures=json.dumps(figures, indent=1), svg=plot(figures), at=figures["at"]
+    )
 
 
 def main() -> None:
@@ -434,6 +478,7 @@ def main() -> None:
         figures |= pod_figures()
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps({"figures": figures, "peer": PEER, "targets": TARGETS}, indent=1) + "\n")
+    options.output.with_suffix(".html").write_text(page(figures))
     show(figures)
     say(f"written to {os.path.relpath(options.output)}")
 

@@ -22,7 +22,8 @@ INSTALL_LIMIT_S = 1800
 def preflight() -> None:
     """Name what is missing and the fix; as root on Debian, install it."""
     if sys.version_info[:2] < OLDEST:
-        sys.exit(f"python3 is {sys.version.split()[0]}; Conch needs 3.11 or newer: install it and put it first in PATH.")
+        found = sys.version.split()[0]
+        sys.exit(f"python3 is {found}; Conch needs 3.11 or newer: install it and put it first in PATH.")
     if importlib.util.find_spec("ensurepip") is None:
         if os.geteuid() != 0 or shutil.which("apt-get") is None:
             sys.exit("python3 has no ensurepip, so no venv can be made: install the package python3-venv.")

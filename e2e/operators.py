@@ -182,9 +182,10 @@ class LocalOperator:
     def get(self, path: str, timeout_s: float = 5.0) -> tuple[int, str]:
         """Status and body of the operator's own HTTP server; 0 when it doesn't answer."""
         try:
-            with self.region.network(), urllib.request.urlopen(
-                f"http://127.0.0.1:{self.port}{path}", timeout=timeout_s
-            ) as answer:
+            with (
+                self.region.network(),
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=timeout_s) as answer,
+            ):
                 return int(answer.status), answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

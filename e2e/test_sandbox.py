@@ -143,10 +143,14 @@ def test_a_pod_reaches_the_api_server_and_prometheus_by_their_service_names(
     assert said.split() == ["200", "200"]
 
 
-def test_a_service_address_is_reached_from_the_outer_network(region: Region, triton: dict[str, Any]) -> None:
+def test_a_service_address_is_reached_from_the_regions_and_the_outer_network(
+    sandbox: Sandbox, region: Region, triton: dict[str, Any]
+) -> None:
     del triton
     address = region.get("service", "by-hand")["spec"]["clusterIP"]
-    wait_for(lambda: answers(address), 20, "the Service's address does not answer")
+    wait_for(lambda: answers(address), 20, "the Service's address does not answer in the region's network")
+    with sandbox.network():
+        wait_for(lambda: answers(address), 20, "the Service's address does not answer in the outer network")
 
 
 def answers(address: str) -> bool:

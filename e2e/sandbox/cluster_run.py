@@ -207,6 +207,8 @@ class Sandbox:
         inside = region.control.network_argv()
         self.ip(inside, "addr", "add", f"{spec.address}/24", "dev", "wan")
         self.ip(inside, "link", "set", "wan", "up")
+        # so that a process in the region's own network, not only a pod, has a way to Services before they are translated
+        self.ip(inside, "route", "add", spec.service_range, "via", OUTER_ADDRESS)
         for reached in (spec.pod_range, spec.service_range):
             self.ip(outer, "route", "add", reached, "via", spec.address)
 

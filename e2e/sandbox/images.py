@@ -192,10 +192,13 @@ def ensure(
     image = Image(reference, key, archive)
     if archive.exists():
         return image
-    ensure_base(tell)
-    with step(f"image {reference}", tell):
-        bud(context, reference, dockerfile=dockerfile)
-        export(reference, archive)
+    with locked(cache_root() / "images.lock"):
+        if archive.exists():
+            return image
+        ensure_base(tell)
+        with step(f"image {reference}", tell):
+            bud(context, reference, dockerfile=dockerfile)
+            export(reference, archive)
     for older in archive.parent.glob(f"{name}-*.tar"):
         if re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{16}}\.tar", older.name) and older != archive:
             older.unlink(missing_ok=True)
@@ -210,7 +213,11 @@ def ensure_pause(tell: Say) -> Image:
     image = Image(PAUSE, key, archive)
     if archive.exists():
         return image
-    with tempfile.TemporaryDirectory(prefix="conch-pause-") as scratch, step(f"image {PAUSE}", tell):
+    with (
+        locked(cache_root() / "images.lock"),
+        tempfile.TemporaryDirectory(prefix="conch-pause-") as scratch,
+        step(f"image {PAUSE}", tell),
+    ):
         context = Path(scratch)
         shutil.copy(folder / "Dockerfile", context)
         env = {**os.environ, "CGO_ENABLED": "0", "GO111MODULE": "off"}
@@ -224,13 +231,12 @@ def ensure_pause(tell: Say) -> Image:
 
 def ensure_stable(tell: Say) -> list[Image]:
     """The images that the project's own code doesn't change."""
-    with locked(cache_root() / "images.lock"):
-        folder = PACKAGE / "images"
-        return [
-            ensure_pause(tell),
-            ensure(TRITON, "triton", folder / "triton", [folder / "triton"], tell),
-            ensure(FILETYPE, "filetype", folder / "filetype", [folder / "filetype"], tell),
-        ]
+    folder = PACKAGE / "images"
+    return [
+        ensure_pause(tell),
+        ensure(TRITON, "triton", folder / "triton", [folder / "triton"], tell),
+        ensure(FILETYPE, "filetype", folder / "filetype", [folder / "filetype"], tell),
+    ]
 
 
 def ensure_operator(tell: Say) -> Image | None:
@@ -241,5 +247,4 @@ def ensure_operator(tell: Say) -> Image | None:
         return None
     names = ("pyproject.toml", "README.md", "LICENSE", "crds", "operator", "requirements", "requirements.txt")
     sources = [dockerfile, *(REPOSITORY / name for name in names), *sorted(REPOSITORY.glob("requirements*.txt"))]
-    with locked(cache_root() / "images.lock"):
-        return ensure(OPERATOR, "conch", REPOSITORY, sources, tell, dockerfile=dockerfile)
+    return ensure(OPERATOR, "conch", REPOSITORY, sources, tell, dockerfile=dockerfile)

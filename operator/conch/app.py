@@ -238,8 +238,9 @@ class Operator:
             return
         # The owner too: a child whose label was edited away is a child in need of repair.
         labelled = (metadata.get("labels") or {}).get(names.SERVICE_LABEL)
-        for service in {labelled, steps.owner_name(obj)} - {None}:
-            self.queue.add(Key(namespace, service))
+        for service in {labelled, steps.owner_name(obj)}:
+            if service is not None:
+                self.queue.add(Key(namespace, service))
 
     def _acquired(self) -> None:
         """Called in the elector's thread."""

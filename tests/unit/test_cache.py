@@ -126,6 +126,22 @@ def test_a_late_event_of_a_predecessor_changes_nothing(cache: Cache) -> None:
     assert found["metadata"]["uid"] == "new"
 
 
+def test_an_object_that_gets_its_label_back_was_only_out_of_sight(cache: Cache) -> None:
+    cache.put(make(version="5"))
+    cache.remove(make(version="6"))
+    assert not cache.put(make(version="5"))
+    assert cache.put(make(version="7"))
+    assert cache.get("Service", "team", "a") is not None
+
+
+def test_an_event_older_than_the_answer_to_our_write_changes_nothing(cache: Cache) -> None:
+    assert cache.put(make(version="10"))
+    assert not cache.put(make(version="9"))
+    found = cache.get("Service", "team", "a")
+    assert found is not None
+    assert found["metadata"]["resourceVersion"] == "10"
+
+
 def test_r3_what_a_list_lacks_is_evicted_and_told(cache: Cache, clock: Clock) -> None:
     cache.put(make(name="kept"))
     cache.put(make(name="ghost", service="m"))

@@ -352,6 +352,11 @@ def test_each_status_has_its_class(status: int, want: type[ApiError]) -> None:
     assert str(error) == f"{status} Because: of this"
 
 
+def test_an_unknown_field_is_invalid_although_the_server_calls_it_its_own_error() -> None:
+    message = "failed to create typed patch object (team/m; /v1, Kind=Service): .spec.x: field not declared in schema"
+    assert type(from_answer(500, {"message": message})) is Invalid
+
+
 @pytest.mark.parametrize("body", ["<html>", None, [], {"details": None}, {"details": {"retryAfterSeconds": "soon"}}])
 def test_an_answer_that_is_no_status_object_is_an_error_all_the_same(body: Any) -> None:
     assert from_answer(502, body, retry_after=None).retry_after_s is None

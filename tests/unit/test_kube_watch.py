@@ -166,6 +166,8 @@ class Operator:
         self.watch: Watch
 
     def on_change(self, obj: dict[str, Any], deleted: bool) -> None:  # noqa: FBT001 - the protocol
+        if obj["metadata"]["name"] == "poison":
+            raise ZeroDivisionError
         self.changes.put_nowait((obj["metadata"]["name"], deleted))
 
     async def next(self) -> tuple[str, bool]:
@@ -223,6 +225,15 @@ async def test_events_reach_the_cache_and_only_news_is_told(server: Server) -> N
         assert state.watch.last_event_at("Deployment") is not None
         assert state.changes.empty()
     assert {request.method for request in server.requests} == {"GET"}
+
+
+async def test_an_object_that_nobody_understands_hurts_only_itself(server: Server) -> None:
+    server.put("poison")
+    async with operator(server) as state:
+        await server.watched()
+        server.put("poison")
+        server.put("a")
+        assert await state.next() == ("a", False)
 
 
 async def test_r3_what_was_deleted_during_a_410_is_evicted_and_told(server: Server) -> None:

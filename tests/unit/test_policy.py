@@ -114,6 +114,25 @@ def test_row_2_a_backlog_raises_while_averages_look_fine() -> None:
     assert decide(SPEC, measured(waiting=40, rate=10), serving(1), History(), NOW).direction is Direction.UP
 
 
+def test_a_queue_that_drains_before_a_new_replica_lands_orders_none() -> None:
+    run = Run(replace(SPEC, capacity=None), 3)
+    for waiting in (24, 20, 24):
+        run.tick(measured(waiting, 30))
+    run.tick(measured(300, 30))
+    ordered = run.count
+    for waiting in (250, 200, 150, 100, 50):
+        run.tick(measured(waiting, 40))
+    assert run.count == ordered > 3
+
+
+def test_a_queue_that_empties_by_failing_its_requests_is_not_draining() -> None:
+    run = Run(replace(SPEC, capacity=None), 3)
+    for waiting in (24, 300, 250, 200):
+        run.tick(measured(waiting, 10, completions=40.0))
+        run.now += 10
+    assert run.count > 7
+
+
 def test_two_models_are_judged_by_the_longer_queue_and_it_is_named() -> None:
     signals = replace(measured(rate=10), waiting=(("a", 4.0), ("b", 30.0)))
     decision = decide(replace(SPEC, capacity=None), signals, serving(1), History(), NOW)

@@ -122,9 +122,8 @@ class FakeApi:
 
 
 def owns_replicas(manager: str) -> dict[str, Any]:
-    fields = {"f:spec": {"f:replicas": {}}}
-    entry: dict[str, Any] = {"manager": manager, "operation": "Apply", "fieldsV1": fields}
-    return entry
+    fields: dict[str, Any] = {"f:spec": {"f:replicas": {}}}
+    return {"manager": manager, "operation": "Apply", "fieldsV1": fields}
 
 
 def owners_of(deployment: Object) -> list[str]:
@@ -288,6 +287,21 @@ async def test_r1_without_another_owner_the_live_count_is_sent_and_fenced() -> N
     body = [body for body in world.api.applied if body["kind"] == "Deployment"][-1]
     assert body["spec"]["replicas"] == 1
     assert body["metadata"]["resourceVersion"] == seen
+
+
+async def test_r1_a_stale_cache_makes_the_apply_fail_instead_of_resetting_replicas() -> None:
+    world = await settled({"scaling.mode": "External"})
+    scaled = copy.deepcopy(world.deployment)
+    scaled["spec"]["replicas"] = 7
+    scaled["metadata"] |= {"resourceVersion": "999", "managedFields": [owns_replicas("keda")]}
+    world.api.objects[DEPLOYMENT] = scaled
+    changed = stored(make_service({"scaling.mode": "External", "resources.memory": "8Gi"}), generation=2)
+    changed["metadata"]["resourceVersion"] = "998"
+    world.api.objects["InferenceService", "vision"] = changed
+    world.cache.put(changed)
+    with pytest.raises(Conflict):
+        await world.reconciler.reconcile(KEY)
+    assert world.deployment["spec"]["replicas"] == 7
 
 
 async def test_row_37_an_external_scaler_keeps_the_replicas_to_itself() -> None:

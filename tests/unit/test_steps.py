@@ -159,10 +159,29 @@ async def test_r5_a_name_that_is_anothers_stalls_and_nothing_is_written(child: s
 
 
 async def test_r5_an_object_with_our_labels_but_another_owner_is_not_taken_either() -> None:
-    live = foreign("Service vision")
+    live = foreign("Service vision", {"kind": "Deployment", "name": "x", "uid": "u", "controller": True})
     live["metadata"]["labels"] = names.child_labels("vision")
     with pytest.raises(Stalled):
         await check(FakeKube(), by_kind(live))
+
+
+@pytest.mark.parametrize("owners", [[], [{"kind": "ConfigMap", "name": "x", "uid": "u"}]])
+@pytest.mark.parametrize("child", list(WANTED))
+async def test_r8_a_child_whose_owner_was_edited_away_is_taken_back(child: str, owners: list[dict[str, Any]]) -> None:
+    children = all_live()
+    (live,) = (obj for obj in children[child.split(maxsplit=1)[0]] if obj["metadata"]["name"] == child.split()[1])
+    live["metadata"]["ownerReferences"] = owners
+    kube = FakeKube()
+    await check(kube, children)
+    (repaired,) = (await apply(kube, children)).repaired
+    assert repaired.startswith(f"{child}: metadata.ownerReferences")
+
+
+async def test_r5_the_orphan_of_another_service_is_not_taken() -> None:
+    live = foreign("Service vision-replicas")
+    live["metadata"]["labels"] = names.child_labels("vision-replicas")
+    with pytest.raises(Stalled):
+        await check(FakeKube(live))
 
 
 def owner(name: str, uid: str, **more: Any) -> dict[str, Any]:

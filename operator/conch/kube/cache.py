@@ -81,7 +81,7 @@ class Cache:
         listed: set[tuple[str, str]] = set()
         gone = self._gone.get(kind, {})
         for item in listed_items:
-            _, namespace, name, uid = _identity(item)
+            _, namespace, name, _ = _identity(item)
             listed.add((namespace, name))
             entry = self._entry(kind, namespace, name)
             if entry is not None and entry.seen_at > list_started_at:
@@ -204,7 +204,7 @@ def replicas_owners(obj: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _newer(version: str, *, than: str) -> bool:
-    """Whether one resourceVersion came after another: the API guarantees their order since 1.35, etcd always gave it."""
+    """Whether one resourceVersion came after another: the API promises an order since 1.35, etcd always gave it."""
     return version.isdecimal() and than.isdecimal() and int(version) > int(than)
 
 

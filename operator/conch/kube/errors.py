@@ -69,6 +69,9 @@ _CLASSES: Mapping[int, type[ApiError]] = {
     HTTPStatus.TOO_MANY_REQUESTS: Throttled,
 }
 
+# An applied field that the schema lacks is answered with 500 (seen on 1.36), though nothing is wrong with the server.
+_SCHEMA = "failed to create typed patch object"
+
 
 def from_answer(status: int, body: Any, *, retry_after: str | None = None) -> ApiError:
     """The error of an HTTP answer; `body` is the decoded `Status` object, or whatever text a proxy sent instead."""
@@ -76,13 +79,11 @@ def from_answer(status: int, body: Any, *, retry_after: str | None = None) -> Ap
     details = answer.get("details")
     asked = details.get("retryAfterSeconds") if isinstance(details, Mapping) else None
     wait_s = _seconds(retry_after) if retry_after is not None else _seconds(asked)
+    message = str(answer.get("message") or (body if isinstance(body, str) else ""))[:1000]
     default: type[ApiError] = Unreachable if status >= HTTPStatus.INTERNAL_SERVER_ERROR else ApiError
-    return _CLASSES.get(status, default)(
-        status,
-        str(answer.get("reason") or ""),
-        str(answer.get("message") or (body if isinstance(body, str) else ""))[:1000],
-        retry_after_s=wait_s,
-    )
+    if message.startswith(_SCHEMA):
+        default = Invalid
+    return _CLASSES.get(status, default)(status, str(answer.get("reason") or ""), message, retry_after_s=wait_s)
 
 
 def _seconds(value: Any) -> float | None:

@@ -206,11 +206,12 @@ class Watch:
                 self._wake.clear()
                 if self._clock() >= due:
                     self._wanted.update(kind.resource.kind for kind in self._served)
-                due = self._clock() + await self._list_wanted()
+                    due = self._clock() + self._settings.relist_s
+                await self._list_wanted()
         finally:
             stopping.cancel()
 
-    async def _list_wanted(self) -> float:
+    async def _list_wanted(self) -> None:
         wanted, self._wanted = self._wanted, set()
         for kind in self._served:
             if kind.resource.kind not in wanted:
@@ -221,9 +222,7 @@ class Watch:
                 _log.warning("watch.list_failed", kind=kind.resource.kind, error=str(error))
                 self._wanted.add(kind.resource.kind)
         if self._wanted:
-            # The set is kept: a full round in ten seconds would be due to one kind's failure.
             asyncio.get_running_loop().call_later(LIST_RETRY_S, self._wake.set)
-        return self._settings.relist_s
 
     async def _list(self, kind: WatchedKind) -> None:
         resource, namespaces = kind.resource, self._settings.watch_namespaces
@@ -235,7 +234,7 @@ class Watch:
         # Only now: had the LIST failed, it would still be owed.
         self._listed_at[resource.kind] = started
         for obj, deleted in self._cache.replace(resource.kind, namespaces or None, items, started):
-            self._on_change(obj, deleted)
+            self._tell(obj, deleted=deleted)
 
     def _receive(self, body: Object, deleted: bool) -> None:  # noqa: FBT001 - a queue's item
         """Take an event, in kopf's thread."""
@@ -262,10 +261,17 @@ class Watch:
         self._event_at[kind] = self._clock()
         if deleted:
             if self._cache.remove(body):
-                self._on_change(body, True)
+                self._tell(body, deleted=True)
         elif self._cache.put(body):
             stored = self._cache.get(kind, metadata.get("namespace") or "", metadata["name"])
-            self._on_change(stored or body, False)
+            self._tell(stored or body, deleted=False)
+
+    def _tell(self, obj: Object, *, deleted: bool) -> None:
+        try:
+            self._on_change(obj, deleted)
+        except Exception:
+            # One object that nobody understands must not end the delivery of all others.
+            _log.exception("watch.change_failed", kind=obj["kind"], name=obj["metadata"]["name"])
 
     def _opened(self, path: str, *, watch: bool) -> None:
         """Kopf got an answer to a LIST or a watch, in its thread."""

@@ -65,7 +65,8 @@ def first_sight(service: Mapping[str, Any], now: str) -> dict[str, Any]:
         Condition(ConditionType.STALLED, False, Reason.ROLLING_OUT, "The new spec was seen."),
     )
     fresh = {c.type: c.to_dict(generation=generation, previous=conditions, now=now) for c in seen}
-    previous["conditions"] = [c for c in conditions if c.get("type") not in fresh] + list(fresh.values())
+    # Each keeps its place, so that the list never looks changed by its order alone.
+    previous["conditions"] = [fresh.pop(c.get("type"), c) for c in conditions] + list(fresh.values())
     previous["observedGeneration"] = generation
     return previous
 

@@ -97,7 +97,7 @@ async def check_names(kube: Kube, service: Object, wanted: list[Object], childre
     )
     cached = [live for child in wanted if (live := live_child(children, child)) is not None]
     for live in [*cached, *(item for item in found if item is not None)]:
-        if owned_by(live, uid):
+        if owned_by(live, uid) or _lost_its_owner(live, service["metadata"]["name"]):
             continue
         kind, name = live["kind"], live["metadata"]["name"]
         if owner_name(live) not in {None, service["metadata"]["name"]}:
@@ -116,6 +116,16 @@ async def check_names(kube: Kube, service: Object, wanted: list[Object], childre
             Reason.NAME_CONFLICT,
             f"{kind} {name} exists and isn't Conch's: rename metadata.name, or delete the {kind}.",
         )
+
+
+def _lost_its_owner(live: Mapping[str, Any], service: str) -> bool:
+    """Whether the object is marked as this service's child and has no controller at all.
+
+    A hand edit took it away, or the service was deleted without its children and made again: it is taken back.
+    """
+    metadata = live["metadata"]
+    controlled = any(owner.get("controller") for owner in metadata.get("ownerReferences") or [])
+    return not controlled and names.child_labels(service).items() <= (metadata.get("labels") or {}).items()
 
 
 def owner_name(live: Mapping[str, Any]) -> str | None:

@@ -203,8 +203,6 @@ class _Case:
     memory: _Service
     signals: Signals
     replicas: ReplicaState
-    owned: bool
-    """Whether we own spec.replicas; a Deployment that we have just made may not be claimed yet."""
     inputs: tuple[object, ...]
 
     @property
@@ -356,8 +354,7 @@ class ScalingController:
             memory.seen = None
         owners = self._cache.replicas_owners(namespace, names.deployment(name))
         replicas = _replica_state(deployment, pods, owners, rival)
-        owned = not owners or names.SCALING_MANAGER in owners
-        return _Case(service, spec, deployment, memory, signals, replicas, owned, seen)
+        return _Case(service, spec, deployment, memory, signals, replicas, seen)
 
     def _memory(self, service: Object, spec: InferenceServiceSpec) -> _Service:
         metadata = service["metadata"]
@@ -437,7 +434,7 @@ class ScalingController:
             decision.replicas,
             decided_on=before,
             uid=case.deployment["metadata"].get("uid"),
-            take_back=decision.take_back or not case.owned,
+            take_back=decision.take_back,
         )
         if written.outcome is not Outcome.WRITTEN:
             memory.history = decision.next_history
@@ -465,6 +462,10 @@ class ScalingController:
         memory.history = decision.next_history
         self._tell_notices(case, decision)
         quality, stale = self._metrics_stale(case, decision, now)
+        unsure = memory.bad_since is not None and quality is QualityKind.FRESH
+        if decision.rail is Rail.METRICS and unsure and memory.record is not None:
+            memory.seen = None
+            return  # a scrape was lost, perhaps only once: it forbids a reduction, but people need not read of it
         record = ScalingRecord(
             decision=decision.direction,
             replicas=decision.replicas,

@@ -39,6 +39,7 @@ GAP_S: Final = 60.0
 MISSING_LONG_S: Final = 600.0
 STUCK_S: Final = 60.0
 OVERLOAD: Final = 10.0
+MOSTLY: Final = 0.95
 ODD_GAUGE_S: Final = 90.0
 ODD_GAUGE_MOVE: Final = 0.1
 TURNS: Final = 6
@@ -578,13 +579,32 @@ def _queue_depth(spec: ScalingSpec, signals: Signals, replicas: ReplicaState, se
     which = f" for {model}" if len(waiting) > 1 else ""
     where = _replicas(max(1, replicas.ready))
     message = f"queue depth: {_number(most)} requests wait{which} where {where} may hold {held}"
-    needed = _ceil(most / spec.queue_target)
+    left = _left_at_landing(spec, signals, seen, now)
+    if left < 1:
+        message = f"{message}, but it is draining"
+    needed = _ceil(most * left / spec.queue_target)
     if needed > replicas.wanted and _is_stuck(spec, seen, now):
         # More replicas can't drain what is queued inside a server that answers nobody.
         return Term(TermName.QUEUE_DEPTH, replicas.wanted, "queue depth: requests wait in a server that answers none")
     # The queue grows all the while replicas start; what is ordered must land before a longer queue orders more.
     landed = max(1, replicas.ready)
     return Term(TermName.QUEUE_DEPTH, min(needed, landed + max(UP_REPLICAS, landed)), message)
+
+
+def _left_at_landing(spec: ScalingSpec, signals: Signals, seen: History, now: float) -> float:
+    """Share of the queue that is left when a replica ordered now lands, if it goes on draining as it does.
+
+    Rests on what was seen and on no belief about capacity; a queue that empties by failing its requests isn't draining.
+    """
+    earlier = _about(seen.flows, now - SLOPE_RECENT_S, SLOPE_RECENT_S / 2)
+    latest = seen.flows[-1] if seen.flows else None
+    answered = _total(signals.successes)
+    if earlier is None or latest is None or latest.at <= earlier.at or not signals.flow.known:
+        return 1.0
+    if answered is None or answered < MOSTLY * (signals.completions or 0.0) or not 0 < latest.waiting < earlier.waiting:
+        return 1.0
+    slope = (latest.waiting - earlier.waiting) / (latest.at - earlier.at)
+    return max(0.0, 1 + slope * (spec.startup_s + spec.tick_s) / latest.waiting)
 
 
 def _surge(spec: ScalingSpec, signals: Signals, replicas: ReplicaState, seen: History, now: float) -> Term:

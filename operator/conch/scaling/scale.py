@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from conch import names
+from conch.kube.cache import replicas_owners
 from conch.kube.client import DEPLOYMENTS
 from conch.kube.errors import Conflict, NotFound
 
 if TYPE_CHECKING:
     from conch.kube.client import Resource
+
+
+_UNCLAIMED: Final = frozenset({names.WORKLOAD_MANAGER, "before-first-apply"})
 
 
 class ScaleApi(Protocol):
@@ -66,7 +70,7 @@ async def write_scale(
         decided_on: spec.replicas as the decision saw it. A reduction is written only if that is still the live value:
             otherwise "raise to 5", decided on a stale 3, would cut a live 7.
         uid: of the Deployment that was decided on; a successor of the same name is another one.
-        take_back: claim the field from whoever owns it.
+        take_back: claim the field from whoever owns it; without this it is only written while it is ours.
 
     Raises:
         ApiError: other than 404 and 409, which drop the decision.
@@ -81,7 +85,11 @@ async def write_scale(
         return Written(Outcome.UNCHANGED, shown)
     if shown != decided_on and not shown < replicas > decided_on:
         return Written(Outcome.DROPPED, shown, "replicas changed since the decision")
-    return await _apply(kube, live, replicas, force=take_back)
+    # Where we own the field together with others, as after taking back a value that we left as it was, an unforced
+    # apply is refused for ever; where somebody else owns it alone, it must be: a person was faster than our cache.
+    owners = replicas_owners(live).keys()
+    ours = names.SCALING_MANAGER in owners or owners <= _UNCLAIMED
+    return await _apply(kube, live, replicas, force=take_back or ours)
 
 
 async def claim(kube: ScaleApi, namespace: str, name: str) -> Written:
