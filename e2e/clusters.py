@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from operators import LocalOperator, grant_own_role, install_operator
+from operators import LocalOperator, grant_own_role, hurry_operator, install_operator
 from sandbox import Sandbox, leftovers
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class Clusters:
         self._run = f"tests-{os.getpid()}"
         self.sandbox: Sandbox | None = None
         self.operator_installed = False
+        self.operator_is_quick = False
         self._nodes = False
 
     def region(self, *, nodes: bool) -> Region:
@@ -48,11 +49,13 @@ class Clusters:
 
     def down(self) -> None:
         """End what runs; it must leave nothing."""
+        while self._at_down:
+            self._at_down.pop()()
         if self.sandbox is None:
             return
         self.sandbox.down(keep_logs=False)
         self.sandbox = None
-        self.operator_installed = False
+        self.operator_installed = self.operator_is_quick = False
         left = leftovers(self._run)
         assert left == [], f"the cluster left behind: {left}"
 
@@ -103,6 +106,15 @@ def operator(region: Region, clusters: Clusters) -> Region:
         install_operator(region)
         clusters.operator_installed = True
     return region
+
+
+@pytest.fixture
+def quick_operator(operator: Region, clusters: Clusters) -> Region:
+    """The same with short ticks and windows, as fits Prometheus' scrapes once a second here."""
+    if not clusters.operator_is_quick:
+        hurry_operator(operator)
+        clusters.operator_is_quick = True
+    return operator
 
 
 @pytest.fixture

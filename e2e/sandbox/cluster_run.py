@@ -114,7 +114,7 @@ class Sandbox:
         with locked(run_lock(run)):
             if not sandbox.already_up(tell):
                 try:
-                    sandbox.start(filled, owner, tell)
+                    sandbox.start(filled, operator, owner, tell)
                 except BaseException:
                     sandbox.stop()
                     raise
@@ -144,7 +144,7 @@ class Sandbox:
             raise SandboxError(message)
         return True
 
-    def start(self, template: Path | None, owner: int | None, tell: Say) -> None:
+    def start(self, template: Path | None, operator: images.Image | None, owner: int | None, tell: Say) -> None:
         """Guard, link, regions."""
         self.stop()
         sweep_dead()
@@ -164,7 +164,7 @@ class Sandbox:
         for region in self.regions:
             region.start_control_plane()
         with ThreadPoolExecutor(len(self.regions) + 1) as pool:
-            work = [pool.submit(self.bring_up, region, template) for region in self.regions]
+            work = [pool.submit(self.bring_up, region, template, operator) for region in self.regions]
             for result in work:
                 result.result()
         bin_dir = self.regions[0].layout.bin_dir
@@ -183,7 +183,7 @@ class Sandbox:
                 ["setsid", "--fork", *argv], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", check=True,
                 timeout=20,
                 pass_fds=[descriptor] if owner is not None else [],
-                env={"PATH": path, "HOME": "/root", "PYTHONPATH": str(PACKAGE.parent)},
+                env={"PATH": path, "HOME": str(Path.home()), "PYTHONPATH": str(PACKAGE.parent)},
             )  # fmt: skip
         if owner is not None:
             os.close(descriptor)
@@ -197,7 +197,7 @@ class Sandbox:
         """Namespaces inside the outer ones, and the leg that joins them."""
         spec, folder = region.spec, region.layout.folder
         argv = namespace_argv(PACKAGE / "keeper.py", folder / "keeper.sock", "--region")
-        env = {"PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin", "HOME": "/root"}
+        env = {"PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin", "HOME": str(Path.home())}
         log = str(region.layout.log("keeper"))
         self.outer.ask(op="start", name=f"region-{spec.name}", argv=argv, env=env, log=log)
         region.control.wait_up(20)
@@ -207,20 +207,25 @@ class Sandbox:
         inside = region.control.network_argv()
         self.ip(inside, "addr", "add", f"{spec.address}/24", "dev", "wan")
         self.ip(inside, "link", "set", "wan", "up")
-        # so that a process in the region's own network, not only a pod, has a way to Services before they are translated
+        # a process in the region's own network, not only a pod, needs a way to Services before they are translated
         self.ip(inside, "route", "add", spec.service_range, "via", OUTER_ADDRESS)
         for reached in (spec.pod_range, spec.service_range):
             self.ip(outer, "route", "add", reached, "via", spec.address)
 
     @staticmethod
-    def bring_up(region: Region, template: Path | None) -> None:
-        """One region from started API server to Ready node."""
-        if region.spec.nodes and template is not None:
-            region.start_runtime(template)
-        region.finish_control_plane()
-        if region.spec.nodes:
+    def bring_up(region: Region, template: Path | None, operator: images.Image | None) -> None:
+        """One region from started API server to Ready node; the operator's image is imported meanwhile."""
+        if not region.spec.nodes or template is None:
+            region.finish_control_plane()
+            return
+        region.start_runtime(template)
+        with ThreadPoolExecutor(1) as pool:
+            loading = pool.submit(region.load, operator) if operator else None
+            region.finish_control_plane()
             region.start_node()
             region.wait_node()
+            if loading:
+                loading.result()
 
     # --- using one
 

@@ -25,6 +25,7 @@ OPERATOR = "sandbox.local/conch:dev"
 
 SUITE = "bookworm"
 BASE_PACKAGES = ("python3", "python3-venv", "python3-pip", "ca-certificates", "libpython3.11")
+LAYERS_KEPT = 150  # images and steps of their Dockerfiles
 # A killed build must leave no mount on the machine: they live in a namespace that ends with the build.
 PRIVATE = ("unshare", "-m", "-p", "--fork", "--kill-child", "--mount-proc")
 CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -171,13 +172,20 @@ def bud(
         )  # fmt: skip
 
 
+def prune() -> None:
+    """Drop the layers of older builds once there are many; the next build is then a whole one."""
+    fix = f"delete {cache_root() / 'buildah'}"
+    if len(buildah("images", "--all", "--quiet", fix=fix).split()) > LAYERS_KEPT:
+        buildah("rmi", "--prune", fix=fix)
+
+
 def export(reference: str, archive: Path) -> None:
-    """Write an image as an uncompressed OCI archive: packing it would cost more than the disk does."""
+    """Write an image as an OCI archive; layers that a region already has are then not imported again."""
     archive.parent.mkdir(parents=True, exist_ok=True)
     draft = archive.with_suffix(".new")
     draft.unlink(missing_ok=True)
     buildah(
-        "push", "--disable-compression", "--format", "oci", reference, f"oci-archive:{draft}:{reference}",
+        "push", "--format", "oci", reference, f"oci-archive:{draft}:{reference}",
         fix="free some disk space in the cache folder", timeout_s=600,
     )  # fmt: skip
     draft.replace(archive)
@@ -196,6 +204,7 @@ def ensure(
         if archive.exists():
             return image
         ensure_base(tell)
+        prune()
         with step(f"image {reference}", tell):
             bud(context, reference, dockerfile=dockerfile)
             export(reference, archive)

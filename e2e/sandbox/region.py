@@ -202,7 +202,7 @@ class Region:
     def start(self, name: str, argv: list[str]) -> None:
         """Start a component under its name."""
         env = {
-            "PATH": f"{self.layout.bin_dir}:{SYSTEM_PATH}", "HOME": "/root", "LANG": "C.UTF-8",
+            "PATH": f"{self.layout.bin_dir}:{SYSTEM_PATH}", "HOME": str(Path.home()), "LANG": "C.UTF-8",
             "PYTHONPATH": str(PACKAGE.parent),
         }  # fmt: skip
         self.control.ask(op="start", name=name, argv=argv, env=env, log=str(self.layout.log(name)))

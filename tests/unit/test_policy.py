@@ -114,6 +114,13 @@ def test_row_2_a_backlog_raises_while_averages_look_fine() -> None:
     assert decide(SPEC, measured(waiting=40, rate=10), serving(1), History(), NOW).direction is Direction.UP
 
 
+def test_replicas_that_have_just_landed_order_no_more_before_their_effect_shows() -> None:
+    spec = replace(SPEC, capacity=None)
+    just = decide(spec, measured(300, 10), ReplicaState(wanted=5, ready=5, landed=1), History(), NOW)
+    later = decide(spec, measured(300, 10), ReplicaState(wanted=5, ready=5, landed=5), History(), NOW)
+    assert (just.replicas, later.replicas) == (5, 10)
+
+
 def test_a_queue_that_drains_before_a_new_replica_lands_orders_none() -> None:
     run = Run(replace(SPEC, capacity=None), 3)
     for waiting in (24, 20, 24):
@@ -178,8 +185,16 @@ def test_a_capacity_is_observed_only_once_the_load_fills_the_whole_window() -> N
     run = Run(replace(SPEC, capacity=None, max_replicas=1), 1)
     run.ticks(20, measured(waiting=20, rate=3))
     assert capacity(run.spec, run.history) is None
-    run.ticks(30, measured(waiting=20, rate=9))
+    run.ticks(40, measured(waiting=20, rate=9))
     assert capacity(run.spec, run.history) == pytest.approx(9.0)
+
+
+def test_replicas_that_land_during_the_load_do_not_make_the_others_look_slow() -> None:
+    run = Run(replace(SPEC, capacity=None, queue_target=1e6), 1)
+    for second in range(0, 200, 5):
+        run.count = 1 if second < 20 else 5
+        run.tick(measured(waiting=500, rate=10 if second < 20 else min(50, 10 + 1.3 * (second - 20))))
+    assert capacity(run.spec, run.history) == pytest.approx(10.0)
 
 
 # --- rails of the way up
@@ -222,13 +237,13 @@ def test_node_autoscaling_wants_pending_pods_up_to_the_order() -> None:
 def test_rail_a_late_replica_gets_one_replacement_and_no_cascade() -> None:
     spec = replace(SPEC, capacity=None)
     late = NOW - 2 * spec.startup_s - 1
-    first = decide(spec, measured(waiting=24, rate=10), ReplicaState(3, 2, (late,)), History(), NOW)
+    first = decide(spec, measured(waiting=24, rate=10), ReplicaState(3, 2, starting=(late,)), History(), NOW)
     assert first.replicas == 4
     assert first.limit is not None
     assert first.limit.reason is Reason.CANNOT_BECOME_READY
-    second = decide(spec, measured(waiting=24, rate=10), ReplicaState(4, 2, (late, late)), History(), NOW)
+    second = decide(spec, measured(waiting=24, rate=10), ReplicaState(4, 2, starting=(late, late)), History(), NOW)
     assert second.replicas == 4
-    recovered = decide(spec, measured(waiting=8, rate=10), ReplicaState(4, 3, (late,)), History(), NOW)
+    recovered = decide(spec, measured(waiting=8, rate=10), ReplicaState(4, 3, starting=(late,)), History(), NOW)
     assert recovered.replicas == 4
 
 

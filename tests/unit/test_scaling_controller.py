@@ -491,11 +491,17 @@ async def test_r1_after_an_unchanged_value_was_taken_back_the_next_step_is_not_r
 async def test_r1_a_deployment_that_was_just_made_is_claimed_at_its_live_value() -> None:
     world = serving(2)
     world.deployment(3, manager=names.WORKLOAD_MANAGER)
-    claimed = await world.controller.claim(NS, NAME, 2)
-    assert claimed is not None
-    assert claimed["spec"]["replicas"] == 3
+    claimed = await scale.claim(world.cluster, world.cluster.live[NS, DEPLOYMENT])
+    assert (claimed.outcome, claimed.replicas) == (Outcome.WRITTEN, 3)
     assert world.cluster.writes == [(DEPLOYMENT, 3, True)]
-    assert await world.controller.claim(NS, "absent", 1) is None
+
+
+async def test_r1_a_deployment_that_changed_since_it_was_read_is_not_claimed() -> None:
+    world = serving(2)
+    seen = world.cluster.live[NS, DEPLOYMENT]
+    world.cluster.own("kubectl", 3)
+    assert (await scale.claim(world.cluster, seen)).outcome is Outcome.DROPPED
+    assert world.replicas == 3
 
 
 async def test_r1_a_new_deployment_starts_with_what_was_last_decided_within_the_bounds() -> None:
@@ -552,7 +558,7 @@ async def test_r2_a_namesake_and_a_deleted_deployment_are_not_written() -> None:
     world.cluster.put({**live, "metadata": {**live["metadata"], "deletionTimestamp": instant(START)}})
     deleted = await write_scale(world.cluster, NS, DEPLOYMENT, 5, decided_on=3)
     assert {namesake.outcome, deleted.outcome} == {Outcome.DROPPED}
-    assert (await scale.claim(world.cluster, NS, DEPLOYMENT)).outcome is Outcome.DROPPED
+    assert (await scale.claim(world.cluster, world.cluster.live[NS, DEPLOYMENT])).outcome is Outcome.DROPPED
     assert world.cluster.writes == []
 
 

@@ -276,6 +276,7 @@ async def test_r1_row_35_row_38_row_40_a_changed_spec_leaves_another_owners_repl
     await world.run()
     assert world.deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"] == "8Gi"
     assert world.deployment["spec"]["replicas"] == 7
+    assert owners_of(world.deployment) == [owner]
 
 
 async def test_r1_without_another_owner_the_live_count_is_sent_and_fenced() -> None:

@@ -269,7 +269,7 @@ class Watch:
     def _tell(self, obj: Object, *, deleted: bool) -> None:
         try:
             self._on_change(obj, deleted)
-        except Exception:
+        except Exception:  # noqa: BLE001
             # One object that nobody understands must not end the delivery of all others.
             _log.exception("watch.change_failed", kind=obj["kind"], name=obj["metadata"]["name"])
 

@@ -203,7 +203,7 @@ class ServiceReconciler:
             return
         owners = self._out.cache.replicas_owners(namespace, deployment_name)
         if names.WORKLOAD_MANAGER in owners and not self._others_own_replicas(namespace, deployment_name):
-            await scale.claim(self._out.kube, namespace, deployment_name)
+            await scale.claim(self._out.kube, deployment)
 
     def _others_own_replicas(self, namespace: str, deployment_name: str) -> bool:
         return bool(self._out.cache.replicas_owners(namespace, deployment_name).keys() - {names.WORKLOAD_MANAGER})

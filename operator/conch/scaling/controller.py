@@ -14,10 +14,10 @@ import structlog
 from conch import names
 from conch.api.conditions import Condition, ConditionType, Reason
 from conch.api.inferenceservice import InvalidSpec
-from conch.kube.client import DEPLOYMENTS
 from conch.kube.errors import ApiError, NotLeader
 from conch.scaling import scale
 from conch.scaling.policy import (
+    LANDED_S,
     Decision,
     Direction,
     History,
@@ -269,18 +269,6 @@ class ScalingController:
         last = record.replicas if record is not None else told if isinstance(told, int) else 0
         return min(max(last, spec.scaling.min_replicas), spec.scaling.max_replicas)
 
-    async def claim(self, namespace: str, name: str, replicas: int) -> Object | None:
-        """Own spec.replicas of a Deployment that was just made; the Deployment afterwards, None if it is gone.
-
-        The live value is claimed, whatever `replicas` says: the caller's view may be older (R2).
-        """
-        written = await scale.claim(self._kube, namespace, names.deployment(name))
-        if written.outcome is not Outcome.WRITTEN:
-            return None
-        if written.replicas != replicas:
-            _log.info("scaling.claimed_other_value", service=f"{namespace}/{name}", replicas=written.replicas)
-        return await self._kube.get(DEPLOYMENTS, namespace, names.deployment(name))
-
     async def tick(self) -> None:
         """Decide about every service once, and carry the decisions out.
 
@@ -353,7 +341,7 @@ class ScalingController:
             memory.history = rested(memory.history, memory.seen_at)
             memory.seen = None
         owners = self._cache.replicas_owners(namespace, names.deployment(name))
-        replicas = _replica_state(deployment, pods, owners, rival)
+        replicas = _replica_state(deployment, pods, owners, rival, now)
         return _Case(service, spec, deployment, memory, signals, replicas, seen)
 
     def _memory(self, service: Object, spec: InferenceServiceSpec) -> _Service:
@@ -603,13 +591,14 @@ def _read_pods(pods: Iterable[Object]) -> _Pods:
 
 
 def _replica_state(
-    deployment: Object, pods: _Pods, owners: Mapping[str, str], second_scaler: str | None
+    deployment: Object, pods: _Pods, owners: Mapping[str, str], second_scaler: str | None, now: float
 ) -> ReplicaState:
     status = deployment.get("status") or {}
     foreign = sorted(owners.keys() - _OWN_MANAGERS) if names.SCALING_MANAGER not in owners else []
     return ReplicaState(
         wanted=deployment["spec"].get("replicas", 1),
         ready=len(pods.ready),
+        landed=sum(1 for pod in pods.ready if now - pod.ready_since >= LANDED_S),
         starting=pods.starting,
         unschedulable=pods.unschedulable,
         terminating=pods.terminating,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 MIN_COVERAGE: Final = 0.6
 UP_PERIOD_S: Final = 15.0
+LANDED_S: Final = 15.0
 UP_REPLICAS: Final = 4
 DOWN_SHARE: Final = 0.1
 DOWN_STEPS_PER_HOLD: Final = 5
@@ -187,6 +188,8 @@ class ReplicaState:
     wanted: int
     """The Deployment's spec.replicas."""
     ready: int = 0
+    landed: int | None = None
+    """Those of `ready` that have been so for `LANDED_S`; None: all."""
     starting: tuple[float, ...] = ()
     """When each pod that is placed but not ready was placed."""
     unschedulable: int = 0
@@ -220,7 +223,8 @@ class History:
     needs: tuple[tuple[float, int], ...] = ()
     """The fewest replicas that would have sufficed: the largest in each slice of the hold."""
     flows: tuple[Flow, ...] = ()
-    saturated_since: float | None = None
+    saturated: tuple[float, int] | None = None
+    """Since when these many replicas have all had requests waiting."""
     observed: tuple[tuple[float, float], ...] = ()
     """Requests/s per replica under load: the largest in each five minutes of the last hour."""
     memory: tuple[tuple[float, float, float], ...] = ()
@@ -446,7 +450,7 @@ def _observe(
 def _observe_flow(spec: ScalingSpec, signals: Signals, replicas: ReplicaState, history: History, now: float) -> History:
     waiting, completions = _total(signals.waiting), signals.completions
     if waiting is None or not signals.queue.known:
-        return replace(history, saturated_since=None)
+        return replace(history, saturated=None)
     waiting *= _scale(signals.queue)
     spacing = max(spec.tick_s, spec.window_s / 8) * 0.9
     flows = history.flows
@@ -460,12 +464,18 @@ def _observe_flow(spec: ScalingSpec, signals: Signals, replicas: ReplicaState, h
     in_system = _total(signals.in_system)
     real = in_system is None or waiting <= OVERLOAD * in_system + spec.queue_target
     saturated = real and signals.queue.kind is QualityKind.FRESH and waiting >= max(1, replicas.ready)
-    since = (history.saturated_since or now) if saturated else None
+    since = history.saturated
+    if not saturated:
+        since = None
+    elif since is None or since[1] != replicas.ready:
+        since = (now, replicas.ready)
     observed = tuple((at, rate) for at, rate in history.observed if now - at < CAPACITY_MEMORY_S)
-    # A rate's window must lie wholly within the load, or the idle time before it would make the replica look slow.
-    if since is not None and now - since >= spec.window_s and completions and signals.flow.kind is QualityKind.FRESH:
+    # A rate's window must lie wholly within the load and see the same replicas all along: the idle time before it, or
+    # those that had not started yet, would make a replica look slow.
+    whole = since is not None and now - since[0] >= spec.window_s + spec.tick_s
+    if whole and completions and signals.flow.kind is QualityKind.FRESH:
         observed = _largest(observed, now, completions / max(1, signals.flow.covered), OBSERVED_BUCKET_S, 16)
-    return replace(history, flows=flows, saturated_since=since, observed=observed)
+    return replace(history, flows=flows, saturated=since, observed=observed)
 
 
 def _arrivals(spec: ScalingSpec, waiting: float, completions: float, flows: Sequence[Flow], now: float) -> float:
@@ -586,8 +596,9 @@ def _queue_depth(spec: ScalingSpec, signals: Signals, replicas: ReplicaState, se
     if needed > replicas.wanted and _is_stuck(spec, seen, now):
         # More replicas can't drain what is queued inside a server that answers nobody.
         return Term(TermName.QUEUE_DEPTH, replicas.wanted, "queue depth: requests wait in a server that answers none")
-    # The queue grows all the while replicas start; what is ordered must land before a longer queue orders more.
-    landed = max(1, replicas.ready)
+    # The queue grows all the while replicas start: what is ordered must land, and show in the queue, before a longer
+    # queue orders more.
+    landed = max(1, replicas.ready if replicas.landed is None else replicas.landed)
     return Term(TermName.QUEUE_DEPTH, min(needed, landed + max(UP_REPLICAS, landed)), message)
 
 

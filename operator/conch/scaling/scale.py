@@ -92,15 +92,15 @@ async def write_scale(
     return await _apply(kube, live, replicas, force=take_back or ours)
 
 
-async def claim(kube: ScaleApi, namespace: str, name: str) -> Written:
-    """Take the ownership of replicas at their live value, right after our own creation of the Deployment (R1).
+async def claim(kube: ScaleApi, deployment: dict[str, Any]) -> Written:
+    """Take the ownership of replicas of a Deployment as it was just read or applied, at the value it has (R1).
 
-    Without it the next apply of the workload, which names no replicas, would reset them to 1.
+    Without it the next apply of the workload, which names no replicas, would reset them to 1. If the Deployment has
+    changed since, nothing is written; the event of that change leads here again.
     """
-    live = await kube.get(DEPLOYMENTS, namespace, name)
-    if live is None or "deletionTimestamp" in live["metadata"]:
-        return Written(Outcome.DROPPED, None, "the Deployment is gone")
-    return await _apply(kube, live, live["spec"].get("replicas", 1), force=True)
+    if "deletionTimestamp" in deployment["metadata"]:
+        return Written(Outcome.DROPPED, None, "the Deployment is going")
+    return await _apply(kube, deployment, deployment["spec"].get("replicas", 1), force=True)
 
 
 async def _apply(kube: ScaleApi, live: dict[str, Any], replicas: int, *, force: bool) -> Written:

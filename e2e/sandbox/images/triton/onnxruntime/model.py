@@ -30,7 +30,7 @@ TRITON_TYPES = {
 }
 
 
-def open_session(path: Path) -> Any:
+def open_model(path: Path) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
@@ -76,18 +76,18 @@ class TritonPythonModel:
         found = find_model_file([folder for folder in folders if not folder.startswith("/opt/")])
         if found is None:
             return auto_complete_model_config
-        session = open_session(found)
-        shapes = [tensor.shape for tensor in session.get_inputs() + session.get_outputs()]
+        network = open_model(found)
+        shapes = [tensor.shape for tensor in network.get_inputs() + network.get_outputs()]
         free_batch = all(shape and not isinstance(shape[0], int) for shape in shapes)
         if config["max_batch_size"] == 0 and free_batch and not config["input"] and not config["output"]:
             auto_complete_model_config.set_max_batch_size(4)
             auto_complete_model_config.set_dynamic_batching()
         batched = auto_complete_model_config.as_dict()["max_batch_size"] > 0
         if not config["input"]:
-            for tensor in described(session.get_inputs(), batched=batched):
+            for tensor in described(network.get_inputs(), batched=batched):
                 auto_complete_model_config.add_input(tensor)
         if not config["output"]:
-            for tensor in described(session.get_outputs(), batched=batched):
+            for tensor in described(network.get_outputs(), batched=batched):
                 auto_complete_model_config.add_output(tensor)
         return auto_complete_model_config
 
@@ -97,16 +97,16 @@ class TritonPythonModel:
         path = folder / (config.get("default_model_filename") or "model.onnx")
         if not path.is_file():
             raise pb_utils.TritonModelException(f"{path} is missing; put the ONNX file there")
-        self.session = open_session(path)
+        self.network = open_model(path)
         self.batched = int(config.get("max_batch_size", 0)) > 0
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
         self.compute_s = float(parameters.get("sandbox_compute_ms", 0)) / 1000
-        self.strings = {tensor.name for tensor in self.session.get_inputs() if tensor.type == "tensor(string)"}
+        self.strings = {tensor.name for tensor in self.network.get_inputs() if tensor.type == "tensor(string)"}
         self.outputs = [entry["name"] for entry in config["output"]]
 
     def read(self, request: Any) -> dict[str, Any]:
         feeds: dict[str, Any] = {}
-        for tensor in self.session.get_inputs():
+        for tensor in self.network.get_inputs():
             given = pb_utils.get_input_tensor_by_name(request, tensor.name)
             if given is None:
                 continue
@@ -120,7 +120,7 @@ class TritonPythonModel:
 
     def run(self, feeds: dict[str, Any]) -> list[Any]:
         began = time.monotonic()
-        results = self.session.run(self.outputs, feeds)
+        results = self.network.run(self.outputs, feeds)
         rest = self.compute_s - (time.monotonic() - began)
         if rest > 0:
             time.sleep(rest)
