@@ -34,6 +34,11 @@ class Clusters:
         self.operator_installed = False
         self.operator_is_quick = False
         self._nodes = False
+        self._at_down: list[Callable[[], None]] = []
+
+    def at_down(self, callback: Callable[[], None]) -> None:
+        """Call this once, before the present cluster ends: what runs in its network must end first."""
+        self._at_down.append(callback)
 
     def region(self, *, nodes: bool) -> Region:
         """A running region, with a kubelet or as a control plane only."""

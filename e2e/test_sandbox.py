@@ -203,6 +203,17 @@ def test_a_component_can_be_stopped_and_started(region: Region) -> None:
     wait_for(lambda: region.get_url(region.prometheus_url + "/-/ready") == 200, 30, "Prometheus is not back")
 
 
+def test_the_gpus_and_the_running_pod_outlive_a_restart_of_the_kubelet(region: Region, triton: dict[str, Any]) -> None:
+    kubelet = region.component("kubelet")
+    kubelet.stop()
+    kubelet.start()
+    registered = "registered nvidia.com/gpu"
+    log = region.layout.log("fake-gpu-plugin")
+    wait_for(lambda: log.read_text().count(registered) > 1, 30, "the plugin has not registered again")
+    wait_for(region.node_ready, 30, "the node is not Ready with its GPUs")
+    assert infer(triton["status"]["podIP"])
+
+
 def test_up_a_second_time_changes_nothing(sandbox: Sandbox) -> None:
     before = {region.name: region.components() for region in sandbox.regions}
     again = Sandbox.up(sandbox.run, [region.spec for region in sandbox.regions], operator_image=False, tell=quiet)

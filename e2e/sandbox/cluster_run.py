@@ -324,7 +324,7 @@ def host_links() -> list[str]:
 def leftovers(run: str | None = None) -> list[str]:
     """What a run (or all) left here: processes, groups, mounts, interfaces, sockets, stores. Empty when clean."""
     found = [f"process {pid}: {command(pid)}" for pid in sorted(cgroups.processes(run))]
-    found += [f"control group {path}" for path in cgroups.folders(run)]
+    found += [f"control group {path}" for path in cgroups.folders(run) if path.parent in cgroups.hierarchies()]
     root = str(run_root(run) if run else cache_root())
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     found += [f"mount {line.split()[4]}" for line in mounts if line.split()[4].startswith(root)]

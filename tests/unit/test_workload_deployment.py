@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 
 from child_makers import make_deployment, make_live, make_wanted
 from conch import names
+from conch.api.inferenceservice import InferenceServiceSpec, Runtime
 from conch.storage.plan import Plan
 from conch.triton import server
 from conch.workload import deployment as module
@@ -98,6 +100,10 @@ def test_both_containers_run_as_a_user_on_a_read_only_root() -> None:
         assert context["allowPrivilegeEscalation"] is False
         assert context["capabilities"] == {"drop": ["ALL"]}
         assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+def test_a_large_volume_is_not_given_to_the_user_anew_at_each_start() -> None:
+    assert pod_of()["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
 
 
 def test_no_token_reaches_a_pod() -> None:
@@ -328,6 +334,25 @@ def test_r7_a_default_that_is_written_out_is_no_change() -> None:
         runtime={"sharedMemory": "256Mi"}, accelerator={"resource": "nvidia.com/gpu", "count": 1, "products": []}
     )
     assert template_inputs(written) == template_inputs(make_spec())
+
+
+class NextRuntime(Runtime):
+    """The runtime of a later version, with a field that this one doesn't have."""
+
+    warm_pages: bool = Field(True, description="A new field.")
+
+
+class NextSpec(InferenceServiceSpec):
+    """The spec of a later version."""
+
+    runtime: NextRuntime = NextRuntime()
+
+
+def test_r7_a_field_that_a_later_version_adds_is_no_change() -> None:
+    for fields in ({}, {"runtime.sharedMemory": "1Gi"}):
+        later = NextSpec.model_validate(make_service(fields)["spec"])
+        assert later.runtime.warm_pages
+        assert template_inputs(later) == template_inputs(make_spec(fields))
 
 
 def test_a_users_own_image_stays_the_users() -> None:

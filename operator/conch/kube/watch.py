@@ -16,7 +16,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import aiohttp
 import kopf
@@ -313,6 +313,8 @@ class Watch:
             clusterwide=not namespaces,
             namespaces=namespaces,
             stop_flag=stop,
+            # Left out, kopf looks up the user's name, and an arbitrary user id in a container has none.
+            identity=cast("Any", self._settings.identity),
         )
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         errors = [task.exception() for task in done if not task.cancelled()]
