@@ -485,7 +485,7 @@ class Play:
         restricted = {"pod-security.kubernetes.io/enforce": "restricted"}
         meta = {"name": self.namespace, "labels": restricted}
         await asyncio.to_thread(self.region.apply, {"apiVersion": "v1", "kind": "Namespace", "metadata": meta})
-        self.stage.say(f"$ kubectl apply -n {self.namespace} -f {self.sample.relative_to(REPOSITORY)}")
+        self.stage.say(f"$ kubectl apply -n {self.namespace} -f {os.path.relpath(self.sample, REPOSITORY)}")
         await self.kubectl("apply", "-f", self.sample)
         kind = f"{names.SERVICE_PLURAL}.{names.GROUP}/{self.service.name}"
         try:

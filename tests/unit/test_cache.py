@@ -61,7 +61,17 @@ def names(changes: list[Change]) -> list[tuple[str, bool]]:
 def test_the_same_resource_version_is_no_news(cache: Cache) -> None:
     assert cache.put(make())
     assert not cache.put(make())
-    assert cache.put(make(version="2"))
+    assert cache.put(make("NetworkPolicy"))
+    assert cache.put(make("NetworkPolicy", version="2"))
+
+
+@pytest.mark.parametrize("kind", ["Service", "PodDisruptionBudget"])
+def test_a_status_that_nobody_reads_is_no_news(cache: Cache, kind: str) -> None:
+    assert cache.put(make(kind))
+    assert not cache.put({**make(kind, version="2"), "status": {"disruptionsAllowed": 1}})
+    stored = cache.get(kind, "team", "a")
+    assert stored is not None
+    assert stored["metadata"]["resourceVersion"] == "2"
 
 
 def test_an_object_is_found_by_kind_namespace_and_name(cache: Cache) -> None:

@@ -326,11 +326,14 @@ async def test_the_limit_holds_for_each_child_alone_and_never_for_a_new_spec() -
     assert kube.calls == ["apply PodDisruptionBudget vision-disruption"]
 
 
-def test_a_forgotten_child_starts_anew() -> None:
-    limit = steps.RepairLimit(FakeClock())
-    assert [limit.allows("u") for _ in range(4)] == [True, True, True, False]
-    limit.forget(["u", "never known"])
+def test_the_limit_remembers_only_what_was_repaired_lately() -> None:
+    clock = FakeClock()
+    limit = steps.RepairLimit(clock)
+    for index in range(steps.REMEMBERED + 1):
+        assert limit.allows(f"gone-{index}")
+    clock.now_s += steps.REPAIR_WINDOW_S + 1
     assert limit.allows("u")
+    assert len(limit._repairs) == 1
 
 
 # --- pruning

@@ -305,4 +305,14 @@ def _node(obj: Object) -> Object:
     }
 
 
-_TRIMS: Mapping[str, Callable[[Object], Object]] = {"Pod": _pod, "Node": _node}
+def _without_status(obj: Object) -> Object:
+    # Nobody reads it, and each pod's change is one of its budget's, too.
+    return {key: value for key, value in obj.items() if key != "status"}
+
+
+_TRIMS: Mapping[str, Callable[[Object], Object]] = {
+    "Pod": _pod,
+    "Node": _node,
+    "PodDisruptionBudget": _without_status,
+    "Service": _without_status,
+}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from conch import names
@@ -65,6 +65,11 @@ class Observation:
     """Pods that the scheduler could not place."""
 
 
+NOTHING: Final = Observation(
+    exists=False, wanted=0, ready=0, rolled_out=False, template_inputs="", problems=(), pending_pods=0
+)
+
+
 def observe(
     children: Mapping[str, list[dict[str, Any]]], service: str, spec: InferenceServiceSpec | None
 ) -> Observation:
@@ -83,7 +88,7 @@ def observe(
     problems = tuple(dict.fromkeys(problem for problem in found if problem is not None))
     pending = sum(1 for pod in pods if _unschedulable(pod) is not None)
     if not deployments:
-        return Observation(False, 0, 0, False, "", problems, pending)
+        return replace(NOTHING, problems=problems, pending_pods=pending)
     deployment = deployments[0]
     status, metadata = deployment.get("status") or {}, deployment["metadata"]
     replicas, ready = status.get("replicas", 0), status.get("readyReplicas", 0)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import structlog
 
 from conch import names
 from conch.api.conditions import ConditionType, Reason
 from conch.api.inferenceservice import InvalidSpec
-from conch.kube.client import DEPLOYMENTS
 from conch.kube.errors import Conflict, Forbidden, Invalid, NotFound
 from conch.reconcile import steps
 from conch.reconcile.errors import ReconcileError, Retryable, Stalled, Waiting
-from conch.reconcile.observation import observe
+from conch.reconcile.observation import NOTHING, observe
 from conch.reconcile.status import StatusInputs, build_status, first_sight
 from conch.scaling import scale
 from conch.workload.deployment import (
@@ -25,7 +24,7 @@ from conch.workload.deployment import (
     keeps_template,
     template_inputs,
 )
-from conch.workload.desired import desired_children
+from conch.workload.desired import child_names, desired_children
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +33,10 @@ if TYPE_CHECKING:
     from conch.api.parsed import ParsedSpecs
     from conch.kube.cache import Cache
     from conch.kube.client import Kube
+    from conch.reconcile.observation import Observation
     from conch.reconcile.status import Scaling
+
+MAX_PLAN_KIB: Final = 200
 
 Object = dict[str, Any]
 log = structlog.get_logger(__name__)
@@ -102,10 +104,10 @@ class ServiceReconciler:
         if service is None or "deletionTimestamp" in service["metadata"]:
             # The garbage collector removes the children; a write now would bring them back for ever (R4).
             return None
-        service = await self._acknowledge(service)
         outcome = _Outcome()
         try:
             outcome = replace(outcome, spec=self._out.parsed.get(service))
+            service = await self._acknowledge(service, outcome)
             outcome = await self._converge(service, outcome)
         except InvalidSpec as error:
             outcome = replace(outcome, error=Stalled(Reason.INVALID_SPEC, str(error)))
@@ -120,12 +122,18 @@ class ServiceReconciler:
             raise outcome.error
         return outcome.error.retry_after_s if isinstance(outcome.error, Waiting) else outcome.again_after_s
 
-    async def _acknowledge(self, service: Object) -> Object:
+    async def _acknowledge(self, service: Object, outcome: _Outcome) -> Object:
         """Say that a generation was seen before any slow work is done (R10)."""
         status = service.get("status") or {}
         if status.get("observedGeneration") == service["metadata"]["generation"]:
             return service
-        return await self._apply_status(service, first_sight(service, self._out.now()))
+        if status or outcome.spec is None:
+            return await self._apply_status(service, first_sight(service, self._out.now()))
+        # A new service's first status is what the pass that follows will find, which then has nothing to write.
+        metadata = service["metadata"]
+        wanted = self._out.autoscaler.initial_replicas(metadata["namespace"], metadata["name"], outcome.spec)
+        expected = replace(NOTHING, exists=True, wanted=wanted)
+        return await self._apply_status(service, self._status(service, outcome, expected))
 
     async def _converge(self, service: Object, outcome: _Outcome) -> _Outcome:
         """Apply the children, the Deployment last, and prune what is no longer wanted."""
@@ -134,10 +142,10 @@ class ServiceReconciler:
         if spec.paused:
             return outcome
         namespace, name = service["metadata"]["namespace"], service["metadata"]["name"]
-        children = out.cache.children(namespace, name)
+        with_pod_monitor = out.has_pod_monitors()
+        every = child_names(name, with_pod_monitor=with_pod_monitor)
+        children = await steps.check_names(out.kube, service, every, out.cache.children(namespace, name))
         live = _deployment(children, name)
-        if live is None and (live := await self._unseen_deployment(service)) is not None:
-            children = {**children, "Deployment": [live]}
         strategy, free = await self._strategy(spec, live)
         wanted = desired_children(
             service,
@@ -146,9 +154,9 @@ class ServiceReconciler:
             strategy=strategy or SURGE_ON_CREATE,
             live_deployment=live,
             prometheus_namespace=out.prometheus_namespace,
-            with_pod_monitor=out.has_pod_monitors(),
+            with_pod_monitor=with_pod_monitor,
         )
-        await steps.check_names(out.kube, service, wanted, children)
+        _check_plan_size(wanted)
         applied = await steps.apply_children(
             out.kube, out.cache, wanted, children,
             limit=self._repairs, last=lambda child: self._apply_deployment(service, spec, child, live),
@@ -161,15 +169,6 @@ class ServiceReconciler:
         await self._claim_replicas(spec, namespace, name)
         again = steps.REPAIR_WINDOW_S if applied.postponed else None
         return replace(outcome, strategy=strategy, free=free, again_after_s=again)
-
-    async def _unseen_deployment(self, service: Object) -> Object | None:
-        """Our Deployment that the cache hasn't: one without our labels is in no watch.
-
-        Taken for missing, it would be made anew over the live one, with its replicas reset (R1) and new images (R7).
-        """
-        namespace, name = service["metadata"]["namespace"], service["metadata"]["name"]
-        live = await self._out.kube.get(DEPLOYMENTS, namespace, names.deployment(name))
-        return live if live is not None and steps.owned_by(live, service["metadata"]["uid"]) else None
 
     async def _strategy(self, spec: InferenceServiceSpec, live: Object | None) -> tuple[Strategy | None, int | None]:
         """Choose how to roll when a rollout is about to start; a running one keeps its numbers (R12)."""
@@ -212,21 +211,26 @@ class ServiceReconciler:
         """Make the status anew from what is known now, and write it if it differs."""
         out, metadata = self._out, service["metadata"]
         children = out.cache.children(metadata["namespace"], metadata["name"])
-        inputs = StatusInputs(
-            service=service,
-            spec=outcome.spec,
-            template_inputs=template_inputs(outcome.spec) if outcome.spec else None,
-            observation=observe(children, metadata["name"], outcome.spec),
-            scaling=out.autoscaler.record(metadata["namespace"], metadata["name"]),
-            strategy=outcome.strategy,
-            free_accelerators=outcome.free,
-            error=outcome.error,
-        )
-        status = build_status(inputs, out.now())
+        seen = observe(children, metadata["name"], outcome.spec)
+        status = self._status(service, outcome, seen)
         if status == service.get("status"):
             return
         self._tell_transitions(service, status)
         await self._apply_status(service, status)
+
+    def _status(self, service: Object, outcome: _Outcome, observation: Observation) -> Object:
+        metadata = service["metadata"]
+        inputs = StatusInputs(
+            service=service,
+            spec=outcome.spec,
+            template_inputs=template_inputs(outcome.spec) if outcome.spec else None,
+            observation=observation,
+            scaling=self._out.autoscaler.record(metadata["namespace"], metadata["name"]),
+            strategy=outcome.strategy,
+            free_accelerators=outcome.free,
+            error=outcome.error,
+        )
+        return build_status(inputs, self._out.now())
 
     async def _apply_status(self, service: Object, status: Object) -> Object:
         metadata = service["metadata"]
@@ -252,9 +256,11 @@ class ServiceReconciler:
             if (before.get("status"), before.get("reason")) == (condition["status"], condition["reason"]):
                 continue
             bad = condition["type"] != ConditionType.READY
+            if condition["reason"] == Reason.STARTING:
+                continue  # the Deployment's own events tell it, pod by pod
             if condition["type"] == ConditionType.READY or condition["status"] == "True":
                 warn = condition["status"] == "True" if bad else condition["status"] == "False"
-                quiet = condition["type"] == ConditionType.RECONCILING or condition["reason"] == Reason.STARTING
+                quiet = condition["type"] == ConditionType.RECONCILING
                 type_ = "Warning" if warn and not quiet else "Normal"
                 self._out.recorder.record(service, condition["reason"], condition["message"], type_)
 
@@ -268,6 +274,18 @@ class _Outcome:
     free: int | None = None
     error: ReconcileError | None = None
     again_after_s: float | None = None
+
+
+def _check_plan_size(wanted: list[Object]) -> None:
+    """A pod's annotations may hold 256 KiB together; the API server's own error would not name the fields."""
+    template = next(child for child in wanted if child["kind"] == "Deployment")["spec"]["template"]
+    size_kib = len(template["metadata"]["annotations"].get(names.PLAN_ANNOTATION, "")) / 1024
+    if size_kib > MAX_PLAN_KIB:
+        raise Stalled(
+            Reason.INVALID_SPEC,
+            f"spec.models: their configuration takes {size_kib:.0f} KiB; {MAX_PLAN_KIB} KiB fit into a pod: use fewer "
+            "models, inputs, outputs or parameters in one service.",
+        )
 
 
 def _deployment(children: dict[str, list[Object]], service: str) -> Object | None:

@@ -23,6 +23,7 @@ Object = dict[str, Any]
 
 MAX_REPAIRS: Final = 3
 REPAIR_WINDOW_S: Final = 60.0
+REMEMBERED: Final = 1000
 OLD_OWNER_RETRY_S: Final = 2.0
 
 
@@ -60,16 +61,14 @@ class RepairLimit:
 
     def allows(self, uid: str) -> bool:
         """Whether one more repair is in order now; if so it is counted."""
-        now, times = self.clock(), self._repairs.setdefault(uid, deque(maxlen=MAX_REPAIRS))
+        now = self.clock()
+        if len(self._repairs) > REMEMBERED:
+            self._repairs = {u: times for u, times in self._repairs.items() if now - times[-1] < REPAIR_WINDOW_S}
+        times = self._repairs.setdefault(uid, deque(maxlen=MAX_REPAIRS))
         if len(times) == MAX_REPAIRS and now - times[0] < REPAIR_WINDOW_S:
             return False
         times.append(now)
         return True
-
-    def forget(self, uids: Iterable[str]) -> None:
-        """Drop what is known of children that are gone."""
-        for uid in uids:
-            self._repairs.pop(uid, None)
 
 
 def owned_by(child: Mapping[str, Any], uid: str) -> bool:
@@ -84,13 +83,17 @@ def live_child(children: Mapping[str, list[Object]], wanted: Mapping[str, Any]) 
     return next((item for item in children.get(wanted["kind"], []) if item["metadata"]["name"] == name), None)
 
 
-async def check_names(kube: Kube, service: Object, wanted: list[Object], children: Mapping[str, list[Object]]) -> None:
-    """Refuse to write anything while a name is another's (R5).
+async def check_names(
+    kube: Kube, service: Object, wanted: Iterable[Mapping[str, Any]], children: Mapping[str, list[Object]]
+) -> dict[str, list[Object]]:
+    """Refuse to write anything while a name is another's (R5); the children, with those that the cache doesn't show.
 
     What the cache shows as ours needs no look; everything else is read live, since an object without our labels is in
-    no watch.
+    no watch. Taken for missing, our own Deployment would be made anew over the live one, with its replicas reset (R1)
+    and new images (R7).
     """
     uid, namespace = service["metadata"]["uid"], service["metadata"]["namespace"]
+    wanted = list(wanted)
     unknown = [child for child in wanted if live_child(children, child) is None]
     found = await asyncio.gather(
         *(kube.get(RESOURCE_BY_KIND[child["kind"]], namespace, child["metadata"]["name"]) for child in unknown)
@@ -116,6 +119,11 @@ async def check_names(kube: Kube, service: Object, wanted: list[Object], childre
             Reason.NAME_CONFLICT,
             f"{kind} {name} exists and isn't Conch's: rename metadata.name, or delete the {kind}.",
         )
+    every = {kind: list(items) for kind, items in children.items()}
+    for live in found:
+        if live is not None:
+            every.setdefault(live["kind"], []).append(live)
+    return every
 
 
 def _lost_its_owner(live: Mapping[str, Any], service: str) -> bool:

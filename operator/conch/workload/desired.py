@@ -21,6 +21,19 @@ if TYPE_CHECKING:
     from conch.api.inferenceservice import InferenceServiceSpec
 
 
+def child_names(service: str, *, with_pod_monitor: bool) -> list[dict[str, Any]]:
+    """Kind and name of every child, which are known before anything is rendered."""
+    kinds = {
+        "ServiceAccount": [names.service_account(service)],
+        "NetworkPolicy": [names.network_policy(service)],
+        "Deployment": [names.deployment(service)],
+        "Service": [names.clients_service(service), names.replicas_service(service)],
+        "PodDisruptionBudget": [names.disruption_budget(service)],
+        "PodMonitor": [names.pod_monitor(service)] if with_pod_monitor else [],
+    }
+    return [{"kind": kind, "metadata": {"name": name}} for kind, found in kinds.items() for name in found]
+
+
 def desired_children(
     service: Mapping[str, Any],
     spec: InferenceServiceSpec,
