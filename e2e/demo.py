@@ -179,12 +179,25 @@ def read_labels(region: AnyRegion, service: Service, namespace: str) -> list[str
     return region.kubectl(*command, f"{service.model_path}/labels.txt").split()
 
 
-def leftovers(region: AnyRegion, namespace: str) -> list[str]:
-    """Everything in a namespace that its creation didn't bring, Events aside."""
+def kinds_to_look_for(region: AnyRegion) -> list[str]:
+    """Every kind that a namespace can hold, Events aside: they outlive what they are about."""
     kinds = region.kubectl("api-resources", "--verbs=list", "--namespaced", "-o", "name").split()
-    kinds = [kind for kind in kinds if kind not in {"events", "events.events.k8s.io"}]
+    return [kind for kind in kinds if kind not in {"events", "events.events.k8s.io"}]
+
+
+def leftovers(region: AnyRegion, namespace: str, kinds: Sequence[str]) -> list[str]:
+    """Everything in a namespace that its creation didn't bring."""
     found = region.kubectl("get", ",".join(kinds), "-n", namespace, "-o", "name", "--ignore-not-found").split()
     return sorted(set(found) - NOT_OURS)
+
+
+def operator_diagnosis(region: AnyRegion) -> str:
+    """The operator's pods and its last words."""
+    parts = []
+    for command in (("get", "pods"), ("logs", "deployment/conch-operator", "--all-pods", "--tail=5")):
+        with contextlib.suppress(SandboxError):
+            parts.append(region.kubectl(*command, "-n", OPERATOR_NAMESPACE).rstrip())
+    return "\n".join(parts)
 
 
 def diagnosis(region: AnyRegion, namespace: str) -> str:
@@ -197,11 +210,10 @@ def diagnosis(region: AnyRegion, namespace: str) -> str:
         ("get", "inferenceservices,pods", *scope, "-o", "wide"),
         ("get", "inferenceservices", *scope, "-o", f"jsonpath={conditions}"),
         ("get", "events", *scope, "--sort-by=.lastTimestamp", "-o", f"jsonpath={events}"),
-        ("logs", "-n", OPERATOR_NAMESPACE, "deployment/conch-operator", "--tail=5"),
     ):
         with contextlib.suppress(SandboxError):
             parts.append(region.kubectl(*command).rstrip())
-    return "\n".join(parts)
+    return "\n".join([*parts, operator_diagnosis(region)])
 
 
 # --- watching
@@ -262,7 +274,9 @@ class Watch:
         """Look until cancelled; what can't be read now keeps its last value."""
         due = self.load.loop.time()
         while True:
-            await asyncio.gather(self.look_at_cluster(), self.look_at_metrics())
+            # A kubectl costs a hundred times what the two other looks do.
+            every_other = [self.look_at_cluster()] if len(self.samples) % 2 == 0 else []
+            await asyncio.gather(self.look_at_metrics(), *every_other)
             self.add()
             self.show(self.last)
             due = max(due + POLL_S, self.load.loop.time())
@@ -487,12 +501,7 @@ class Play:
         await asyncio.to_thread(self.region.apply, {"apiVersion": "v1", "kind": "Namespace", "metadata": meta})
         self.stage.say(f"$ kubectl apply -n {self.namespace} -f {os.path.relpath(self.sample, REPOSITORY)}")
         await self.kubectl("apply", "-f", self.sample)
-        kind = f"{names.SERVICE_PLURAL}.{names.GROUP}/{self.service.name}"
-        try:
-            limit = f"--timeout={READY_LIMIT_S:.0f}s"
-            await self.kubectl("wait", kind, "--for=condition=Ready", limit, timeout_s=READY_LIMIT_S + 10)
-        except SandboxError as error:
-            raise DemoError(f"{self.service.name} is not Ready after {READY_LIMIT_S:.0f} s: {error}") from error
+        await self.wait_ready(began + READY_LIMIT_S)
         self.outcome.ready_s = round(time.monotonic() - began, 1)
         self.stage.say(await self.kubectl("get", "cisvc"))
         url = await asyncio.to_thread(address, self.region, self.service, self.namespace)
@@ -500,6 +509,18 @@ class Play:
         self.outcome.predictions = await predict(url, labels, FILES)
         self.stage.predicted(self.outcome.predictions)
         return url
+
+    async def wait_ready(self, deadline: float) -> None:
+        """Until the service says that it is Ready. In short waits: an interrupt must not sit out a long one."""
+        kind = f"{names.SERVICE_PLURAL}.{names.GROUP}/{self.service.name}"
+        while True:
+            try:
+                await self.kubectl("wait", kind, "--for=condition=Ready", "--timeout=5s")
+            except SandboxError as error:
+                if time.monotonic() > deadline:
+                    raise DemoError(f"{self.service.name} is not Ready after {READY_LIMIT_S:.0f} s: {error}") from error
+            else:
+                return
 
     async def under_load(self, url: str) -> None:
         """Little load, a step that one replica can't hold, little load until one replica is left."""
@@ -562,8 +583,9 @@ class Play:
             kubectl("delete", names.SERVICE_PLURAL, "--all", *scope)
             if not isinstance(self.region, Region):
                 kubectl("delete", "service", f"{self.service.name}-entrance", *scope)
+            kinds = kinds_to_look_for(self.region)
             while outcome.gone_s is None and time.monotonic() - deleted < GONE_LIMIT_S:
-                outcome.left = leftovers(self.region, self.namespace)
+                outcome.left = leftovers(self.region, self.namespace, kinds)
                 if not outcome.left:
                     outcome.gone_s = round(time.monotonic() - deleted, 1)
                     break
@@ -713,18 +735,26 @@ def cluster(options: argparse.Namespace, tell: Say) -> Iterator[AnyRegion]:
         finally:
             made.down()
         return
-    with contextlib.suppress(SandboxError):
-        running = Sandbox.attach(options.run)
-        if running.alive():
-            tell(f"sandbox {options.run!r} is up already and stays up")
-            yield running.region()
-            return
+    running = attached(options.run)
+    if running is not None:
+        tell(f"sandbox {options.run!r} is up already and stays up")
+        yield running.region()
+        return
     started = Sandbox.up(options.run, owner=os.getpid(), tell=tell)
     try:
         yield started.region()
     finally:
         tell("taking the cluster down")
         started.down()
+
+
+def attached(run: str) -> Sandbox | None:
+    """The sandbox of a run, if it is up."""
+    try:
+        running = Sandbox.attach(run)
+    except SandboxError:
+        return None
+    return running if running.alive() else None
 
 
 def parser() -> argparse.ArgumentParser:
@@ -747,7 +777,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with cluster(options, stage.say) as region:
             stage.say("installing the operator: crds/, manifests/operator.yaml")
             began = time.monotonic()
-            install_operator(cast("Region", region))
+            try:
+                install_operator(cast("Region", region))
+            except SandboxError:
+                stage.say(operator_diagnosis(region))
+                raise
             stage.say(f"the operator is available after {time.monotonic() - began:.1f} s")
             outcome = Play(region, stage).run()
         import demo_page  # matplotlib takes a second to load

@@ -66,7 +66,19 @@ def manifest_objects() -> list[dict[str, Any]]:
 def apply_crds(region: Region) -> None:
     """The CRDs, established."""
     region.apply(ROOT / "crds")
-    region.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+    wait_established(region)
+
+
+def wait_established(region: Region) -> None:
+    """Until every CRD is served. (`kubectl wait --all` fails on a CRD that has no status yet.)"""
+
+    def established() -> bool:
+        return all(
+            any(c["type"] == "Established" and c["status"] == "True" for c in item.get("status", {}).get("conditions") or ())
+            for item in region.get("crd")["items"]
+        )
+
+    wait_until(established, 30, "the CRDs to be established")
 
 
 def install_operator(region: Region) -> None:

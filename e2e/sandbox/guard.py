@@ -18,7 +18,7 @@ from pathlib import Path
 
 from sandbox import cgroups
 from sandbox.namespaces import namespace_argv
-from sandbox.paths import OWNED
+from sandbox.paths import OWNED, run_lock
 
 PR_SET_PDEATHSIG = 1
 TRANSIENT = ("keeper.sock", "containerd", "ipam")
@@ -60,15 +60,17 @@ def main() -> None:
         ) as child:
             ended = os.pidfd_open(child.pid)
             watched = [reader, ended] + ([owner] if owner >= 0 else [])
-            select.select(watched, [], [])
+            ready, _, _ = select.select(watched, [], [])
             child.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(20)
         cgroups.sweep(run)
         remove_state(folder)
         (folder / "guard.pid").unlink(missing_ok=True)
-        if (folder / OWNED).exists():
+        # who ends the run with `down` may still want its logs; a gone owner wants nothing
+        if owner in ready and (folder / OWNED).exists():
             shutil.rmtree(folder, ignore_errors=True)
+            run_lock(run).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

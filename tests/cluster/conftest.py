@@ -10,7 +10,7 @@ import pytest
 
 from apiserver import ApiServer, Refused
 from fault_proxy import FaultProxy
-from operators import LocalOperator, wait_until
+from operators import LocalOperator, wait_established, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,7 +57,7 @@ class Shared:
         if self.proxy is None:
             self.region = region
             region.apply([foreign_crd(*kind) for kind in FOREIGN_KINDS])
-            region.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+            wait_established(region)
             self.proxy = FaultProxy(region).__enter__()
             at_down(self.leave)
         return self.proxy

@@ -21,13 +21,15 @@ import aiohttp
 from aiohttp import web
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from types import TracebackType
 
     from sandbox import Region
 
 WRITES: Final = frozenset({"create", "update", "patch", "delete", "deletecollection"})
 START_LIMIT_S: Final = 20.0
+CLOSING_S: Final = 0.3
+"""aiohttp closes TLS connections some turns of the loop after its session."""
 _PASSED_ON: Final = ("Authorization", "Accept", "Content-Type", "User-Agent")
 _PATH: Final = re.compile(
     r"^/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+)/(?P<version>[^/]+))"
@@ -183,6 +185,7 @@ class FaultProxy:
             await self._ending.wait()
             await self._cut(None)
             await self._runner.cleanup()
+        await asyncio.sleep(CLOSING_S)
 
     async def _listen(self, who: str) -> int:
         assert self._runner is not None
@@ -317,10 +320,3 @@ def _passed_on(request: web.Request) -> dict[str, str]:
 
 def _answered(answer: aiohttp.ClientResponse) -> dict[str, str]:
     return {name: answer.headers[name] for name in ("Content-Type", "Retry-After") if name in answer.headers}
-
-
-def eventually_quiet(proxy: FaultProxy, namespace: str, *, for_s: float, sleep: Callable[[float], None]) -> bool:
-    """Whether nothing was written in a namespace for a while from now."""
-    mark = proxy.mark()
-    sleep(for_s)
-    return not proxy.writes(mark, namespace=namespace)

@@ -1,4 +1,4 @@
-"""The Kubernetes API in six verbs on plain dictionaries: limited, timed, retried where that is safe, fenced (I/O).
+"""The Kubernetes API in seven verbs on plain dictionaries: limited, timed, retried where that is safe, fenced (I/O).
 
 Credentials and TLS come from kubernetes.aio (`connection.py`); its `ApiClient` is left out of the request path, since
 it walks and copies every body and waits five minutes by default.
@@ -44,6 +44,7 @@ CONNECTIONS: Final = 24
 _JSON: Final = "application/json"
 # JSON is YAML: the server takes it under this name, and under no other as an apply.
 _APPLY: Final = "application/apply-patch+yaml"
+_MERGE: Final = "application/merge-patch+json"
 
 
 @dataclass(frozen=True)
@@ -234,6 +235,22 @@ class Kube:
                 _APPLY,
                 subresource or "",
                 manager,
+            )
+        )
+
+    async def merge(self, body: Object, *, manager: str) -> Object:
+        """JSON merge patch of an object that exists: lists are replaced whole, which an apply never does."""
+        resource, metadata = RESOURCE_BY_KIND[body["kind"]], body["metadata"]
+        return await self._call(
+            _Request(
+                "merge",
+                "PATCH",
+                resource.path(metadata.get("namespace"), metadata["name"]),
+                resource.kind,
+                {"fieldManager": manager, "fieldValidation": "Strict"},
+                body,
+                _MERGE,
+                manager=manager,
             )
         )
 

@@ -27,7 +27,7 @@ from conch.workload.deployment import (
 from conch.workload.desired import child_names, desired_children
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from conch.api.inferenceservice import InferenceServiceSpec
     from conch.api.parsed import ParsedSpecs
@@ -192,7 +192,7 @@ class ServiceReconciler:
             body["spec"]["replicas"] = live["spec"].get("replicas", 1)
             # A scaler may take over at this very moment; its value must not be reset by ours.
             body["metadata"]["resourceVersion"] = live["metadata"]["resourceVersion"]
-        return await self._out.kube.apply(body, manager=names.WORKLOAD_MANAGER)
+        return await steps.put(self._out.kube, body, live)
 
     async def _claim_replicas(self, spec: InferenceServiceSpec, namespace: str, name: str) -> None:
         """Hand spec.replicas from the renderer to the autoscaler right after creation (R1)."""
@@ -288,6 +288,6 @@ def _check_plan_size(wanted: list[Object]) -> None:
         )
 
 
-def _deployment(children: dict[str, list[Object]], service: str) -> Object | None:
+def _deployment(children: Mapping[str, list[Object]], service: str) -> Object | None:
     wanted = names.deployment(service)
     return next((item for item in children.get("Deployment", []) if item["metadata"]["name"] == wanted), None)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from conch import names
 from conch.api.conditions import Reason
 from conch.kube.client import RESOURCE_BY_KIND
-from conch.kube.errors import Conflict
+from conch.kube.errors import Conflict, Invalid
 from conch.reconcile.errors import Stalled, Waiting
 from conch.workload.desired import first_difference
 
@@ -35,6 +35,9 @@ class Kube(Protocol):
 
     async def apply(self, body: Object, *, manager: str) -> Object:
         """Server-side apply."""
+
+    async def merge(self, body: Object, *, manager: str) -> Object:
+        """JSON merge patch."""
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str, resource_version: str | None
@@ -179,11 +182,28 @@ async def apply_children(
             repaired.append(f"{child['kind']} {child['metadata']['name']}: {difference}")
         changes.append(child)
     before = [child for child in changes if child["kind"] != "Deployment"]
-    written = list(await _all(kube.apply(child, manager=names.WORKLOAD_MANAGER) for child in before))
+    written = list(await _all(put(kube, child, live_child(children, child)) for child in before))
     written += [await last(child) for child in changes if child["kind"] == "Deployment"]
     for child in written:
         cache.put(child)
     return Applied(tuple(written), tuple(repaired), postponed)
+
+
+async def put(kube: Kube, child: Object, live: Object | None) -> Object:
+    """Apply one child, also over a hand edit that an apply alone can't undo.
+
+    A list whose items have a key keeps those of other keys: where a person changed port 8000 to 8888, ours would be a
+    second port of the same name, which the server refuses. Then the lists are replaced whole, and applied again.
+    """
+    try:
+        return await kube.apply(child, manager=names.WORKLOAD_MANAGER)
+    except Invalid:
+        if live is None:
+            raise
+        identity = {key: live["metadata"][key] for key in ("name", "namespace", "uid", "resourceVersion")}
+        await kube.merge({**child, "metadata": identity}, manager=names.WORKLOAD_MANAGER)
+        unfenced = {key: value for key, value in child["metadata"].items() if key != "resourceVersion"}
+        return await kube.apply({**child, "metadata": unfenced}, manager=names.WORKLOAD_MANAGER)
 
 
 async def _all(calls: Iterable[Awaitable[Object]]) -> list[Object]:
