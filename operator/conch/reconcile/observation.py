@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from conch.api.inferenceservice import InferenceServiceSpec
 
-MAX_QUOTE: Final = 600
+MAX_QUOTE: Final = 800
 _PULL_REASONS: Final = frozenset(
     {
         "ErrImagePull",

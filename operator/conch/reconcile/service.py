@@ -41,6 +41,9 @@ MAX_PLAN_KIB: Final = 200
 Object = dict[str, Any]
 log = structlog.get_logger(__name__)
 
+FREE_RETRY_S: Final = 15.0
+"""How often status looks again at what is free while pods wait."""
+
 
 class Key(NamedTuple):
     """What the work queue holds: one InferenceService."""
@@ -69,7 +72,7 @@ class Autoscaler(Protocol):
 class Accelerators(Protocol):
     """What the cluster has."""
 
-    async def free(self, spec: InferenceServiceSpec) -> int | None:
+    async def free(self, spec: InferenceServiceSpec, *, fresh: bool = False) -> int | None:
         """Matching accelerators that nothing has requested; None when unknown."""
 
 
@@ -97,6 +100,8 @@ class ServiceReconciler:
     def __init__(self, outside: Collaborators) -> None:
         self._out = outside
         self._repairs = steps.RepairLimit(outside.clock)
+        # New services whose names were checked in their first pass, of which the second has yet to come.
+        self._unfinished: dict[str, None] = {}
 
     async def reconcile(self, key: Key) -> float | None:
         """Work on one key; the seconds after which to look again, or None. Raises Retryable and ApiError."""
@@ -144,7 +149,10 @@ class ServiceReconciler:
         namespace, name = service["metadata"]["namespace"], service["metadata"]["name"]
         with_pod_monitor = out.has_pod_monitors()
         every = child_names(name, with_pod_monitor=with_pod_monitor)
-        children = await steps.check_names(out.kube, service, every, out.cache.children(namespace, name))
+        children = await steps.check_names(
+            out.kube, service, every, out.cache.children(namespace, name),
+            just_checked=self._unfinished.pop(service["metadata"]["uid"], None) is not None,
+        )  # fmt: skip
         live = _deployment(children, name)
         strategy, free = await self._strategy(spec, live)
         wanted = desired_children(
@@ -168,6 +176,13 @@ class ServiceReconciler:
             out.recorder.record(service, "Pruned", f"Removed {what}, which is no longer wanted.")
         await self._claim_replicas(spec, namespace, name)
         again = steps.REPAIR_WINDOW_S if applied.postponed else None
+        if applied.unfinished:
+            if len(self._unfinished) > steps.REMEMBERED:
+                self._unfinished.clear()  # of services that were deleted meanwhile; the others are looked up again
+            self._unfinished[service["metadata"]["uid"]] = None
+            again = 0.0
+        if strategy is None and free is not None:
+            again = FREE_RETRY_S  # other people's pods come and go without an event for us
         return replace(outcome, strategy=strategy, free=free, again_after_s=again)
 
     async def _strategy(self, spec: InferenceServiceSpec, live: Object | None) -> tuple[Strategy | None, int | None]:
@@ -176,7 +191,8 @@ class ServiceReconciler:
             pending = live is not None and (live.get("status") or {}).get("unavailableReplicas", 0) > 0
             free = await self._out.accelerators.free(spec) if pending and spec.accelerator.count else None
             return None, free
-        free = await self._out.accelerators.free(spec) if spec.accelerator.count else None
+        # The numbers stay for the whole rollout, so they are chosen on what is free at this moment.
+        free = await self._out.accelerators.free(spec, fresh=True) if spec.accelerator.count else None
         return choose_strategy(spec, replicas=live["spec"].get("replicas", 1), free=free), free
 
     async def _apply_deployment(

@@ -24,6 +24,7 @@ Object = dict[str, Any]
 MAX_REPAIRS: Final = 3
 REPAIR_WINDOW_S: Final = 60.0
 REMEMBERED: Final = 1000
+PODS_NEED: Final = frozenset({"ServiceAccount", "NetworkPolicy"})
 OLD_OWNER_RETRY_S: Final = 2.0
 
 
@@ -87,17 +88,22 @@ def live_child(children: Mapping[str, list[Object]], wanted: Mapping[str, Any]) 
 
 
 async def check_names(
-    kube: Kube, service: Object, wanted: Iterable[Mapping[str, Any]], children: Mapping[str, list[Object]]
+    kube: Kube,
+    service: Object,
+    wanted: Iterable[Mapping[str, Any]],
+    children: Mapping[str, list[Object]],
+    *,
+    just_checked: bool = False,
 ) -> dict[str, list[Object]]:
     """Refuse to write anything while a name is another's (R5); the children, with those that the cache doesn't show.
 
     What the cache shows as ours needs no look; everything else is read live, since an object without our labels is in
     no watch. Taken for missing, our own Deployment would be made anew over the live one, with its replicas reset (R1)
-    and new images (R7).
+    and new images (R7). With `just_checked`, what is not in the cache is taken for missing without a look.
     """
     uid, namespace = service["metadata"]["uid"], service["metadata"]["namespace"]
     wanted = list(wanted)
-    unknown = [child for child in wanted if live_child(children, child) is None]
+    unknown = [] if just_checked else [child for child in wanted if live_child(children, child) is None]
     found = await asyncio.gather(
         *(kube.get(RESOURCE_BY_KIND[child["kind"]], namespace, child["metadata"]["name"]) for child in unknown)
     )
@@ -157,6 +163,8 @@ class Applied:
     """What was put back, as `Service demo: spec.ports[http].port`."""
     postponed: bool
     """Whether a repair waits because too many were made in the last minute."""
+    unfinished: bool
+    """Whether children of a new service are left to the next pass."""
 
 
 async def apply_children(
@@ -168,7 +176,11 @@ async def apply_children(
     limit: RepairLimit,
     last: Callable[[Object], Awaitable[Object]],
 ) -> Applied:
-    """Apply what differs: first everything that pods need, then, with `last`, the Deployment."""
+    """Apply what differs: first everything that pods need, then, with `last`, the Deployment.
+
+    Of a new service only these; the rest takes another turn in the queue, so that among a thousand new services the
+    first GPU is asked for before the last Service is made, not after.
+    """
     changes, repaired, postponed = [], [], False
     for child in wanted:
         live = live_child(children, child)
@@ -181,12 +193,18 @@ async def apply_children(
                 continue
             repaired.append(f"{child['kind']} {child['metadata']['name']}: {difference}")
         changes.append(child)
+    deployment = next((child for child in changes if child["kind"] == "Deployment"), None)
+    if deployment is not None and live_child(children, deployment) is None:
+        urgent = [child for child in changes if child["kind"] in PODS_NEED or child is deployment]
+        unfinished, changes = len(urgent) < len(changes), urgent
+    else:
+        unfinished = False
     before = [child for child in changes if child["kind"] != "Deployment"]
     written = list(await _all(put(kube, child, live_child(children, child)) for child in before))
     written += [await last(child) for child in changes if child["kind"] == "Deployment"]
     for child in written:
         cache.put(child)
-    return Applied(tuple(written), tuple(repaired), postponed)
+    return Applied(tuple(written), tuple(repaired), postponed, unfinished)
 
 
 async def put(kube: Kube, child: Object, live: Object | None) -> Object:

@@ -26,6 +26,7 @@ Object = dict[str, Any]
 Many = list[Object]
 
 KEEP_S: Final = 10.0
+KEEP_FRESH_S: Final = 1.0
 BOUND: Final = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 
 _log = structlog.get_logger(__name__)
@@ -66,12 +67,12 @@ class FreeAccelerators:
         self._pods: dict[str, Object] = {}
         self._listed_at: float | None = None
 
-    async def free(self, spec: InferenceServiceSpec) -> int | None:
-        """Accelerators that pods of this spec could get now."""
+    async def free(self, spec: InferenceServiceSpec, *, fresh: bool = False) -> int | None:
+        """Accelerators that pods of this spec could get now; other people's pods as seen up to 10 s ago, fresh: 1 s."""
         if not self._sees_nodes or not spec.accelerator.count:
             return None
         try:
-            await self._refresh()
+            await self._refresh(KEEP_FRESH_S if fresh else KEEP_S)
         except ApiError as error:
             _log.warning("accelerators.unknown", error=str(error))
             return None
@@ -79,10 +80,10 @@ class FreeAccelerators:
         own = {pod["metadata"]["uid"]: pod for pod in self._cache.list("Pod")}
         return free_gpus(self._cache.list("Node"), {**self._pods, **own}.values(), spec)
 
-    async def _refresh(self) -> None:
+    async def _refresh(self, keep_s: float) -> None:
         async with self._listing:
             now = self._clock()
-            if self._listed_at is not None and now - self._listed_at < KEEP_S:
+            if self._listed_at is not None and now - self._listed_at < keep_s:
                 return
             pods, _ = await self._kube.list(PODS, field_selector=BOUND)
             self._pods = {pod["metadata"]["uid"]: pod for pod in pods if _holds_devices(pod)}

@@ -706,8 +706,9 @@ def _raised(
     late = late_replicas(spec, replicas, now)
     limit = _standing_limit(spec, replicas, late)
     wanted = winner.replicas or 0
-    # One replacement for all that are late: if it is late too, more of them would only hold more accelerators.
-    if late and wanted > replicas.wanted - late:
+    # One replacement for all that are late: if it is late too, more of them would only hold more accelerators. In a
+    # rollout the late ones are the new spec's, beside old ones that serve, and a replacement would fail like them.
+    if late and not replicas.rollout and wanted > replicas.wanted - late:
         winner = replace(winner, message="one replacement for replicas that do not become ready")
         wanted += 1
     if wanted <= base:

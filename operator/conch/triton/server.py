@@ -67,6 +67,9 @@ def server_args(spec: InferenceServiceSpec) -> list[str]:
         # Two more doors; an environment variable in the image can open the second one.
         "--allow-sagemaker=false",
         "--allow-vertex-ai=false",
+        # A server that ends prints kilobytes of tables of its options at this level, after the error that ended it: the
+        # kubelet keeps the last 2 KiB, and the cause would be lost to the status.
+        "--log-info=false",
         # Full dates, so that lines of several pods sort together.
         "--log-format=ISO8601",
     ]
