@@ -43,9 +43,9 @@ class Clusters:
     def region(self, *, nodes: bool) -> Region:
         """A running region, with a kubelet or as a control plane only."""
         if self._kind == "kind" and nodes:
-            from sandbox.kind import KindRegion
+            from sandbox.kind import KindSandbox
 
-            return KindRegion.up()  # type: ignore[return-value]
+            return KindSandbox.up(self._run).region()  # type: ignore[return-value]
         if self.sandbox is None or self._nodes != nodes:
             self.down()
             self.sandbox = Sandbox.up(self._run, nodes=nodes, owner=os.getpid())

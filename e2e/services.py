@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
@@ -36,7 +36,7 @@ SCRIPT: Final = b"#!/usr/bin/env python3\nimport os\nprint(os.getcwd())\n"
 
 SLOW: Final[dict[str, Any]] = {
     "models[0].maxBatchSize": 1,
-    "models[0].batching": None,
+    "models[0].batching": {},
     "models[0].parameters.sandbox_compute_ms": "200",
     "scaling.queueDepth.target": 3,
     "scaling.scaleDown.hold": "5s",
@@ -114,7 +114,9 @@ class Service:
 
     # --- waiting
 
-    def wait(self, what: str, true: Callable[[dict[str, Any]], object], limit_s: float = READY_LIMIT_S) -> dict[str, Any]:
+    def wait(
+        self, what: str, true: Callable[[dict[str, Any]], object], limit_s: float = READY_LIMIT_S
+    ) -> dict[str, Any]:
         """The status once something is true of it; TimeoutError quotes the last one."""
         last: dict[str, Any] = {}
 
@@ -126,7 +128,9 @@ class Service:
         try:
             wait_until(look, limit_s, what, 0.5)
         except TimeoutError as error:
-            raise TimeoutError(f"waited {limit_s:g} s for {what} of {self.name}: {json.dumps(last, indent=1)}") from error
+            raise TimeoutError(
+                f"waited {limit_s:g} s for {what} of {self.name}: {json.dumps(last, indent=1)}"
+            ) from error
         return last
 
     def wait_ready(self, replicas: int = 1, limit_s: float = READY_LIMIT_S) -> Self:
@@ -169,7 +173,9 @@ class Service:
 
     def url(self) -> str:
         """The model behind the Service that clients call."""
-        address = self.region.get("service", names.clients_service(self.name), "-n", self.namespace)["spec"]["clusterIP"]
+        address = self.region.get("service", names.clients_service(self.name), "-n", self.namespace)["spec"][
+            "clusterIP"
+        ]
         return f"http://{address}:{names.HTTP_PORT}/v2/models/{self.object['spec']['models'][0]['name']}/infer"
 
     def infer(self) -> npt.NDArray[np.float32]:
@@ -180,7 +186,8 @@ class Service:
             content = answer.read()
             got = {name.lower(): value for name, value in answer.headers.items()}
         assert check_infer(200, got, content) is None
-        return infer_answer(got, content)["target_label"][0]
+        scores: npt.NDArray[np.float32] = infer_answer(got, content)["target_label"][0]
+        return scores
 
 
 def condition(status: Mapping[str, Any], type_: str) -> dict[str, Any]:
@@ -193,6 +200,14 @@ def is_ready(pod: Mapping[str, Any]) -> bool:
     """Whether a pod answers and isn't told to go."""
     ready = any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions") or [])
     return ready and "deletionTimestamp" not in pod["metadata"]
+
+
+def left_in(region: Region, namespace: str) -> list[str]:
+    """Everything in a namespace that its creation didn't bring, Events aside, as KIND/NAME."""
+    listed = region.kubectl("api-resources", "--verbs=list", "--namespaced", "-o", "name").split()
+    kinds = ",".join(kind for kind in listed if kind not in {"events", "events.events.k8s.io"})
+    found = region.kubectl("get", kinds, "-n", namespace, "-o", "name", "--ignore-not-found").split()
+    return sorted(set(found) - {"serviceaccount/default", "configmap/kube-root-ca.crt"})
 
 
 def restricted_namespace(region: Region, name: str) -> None:
@@ -287,10 +302,15 @@ class Trail:
         """Values in order, each change once."""
         return [count for count, _ in groupby(value for _, value in self.values)]
 
-    @property
-    def fell(self) -> bool:
-        """Whether any value was below the one before it."""
-        return any(later < earlier for earlier, later in pairwise(self.steps))
+    def wait(self, true: Callable[[int], bool], what: str, limit_s: float = 60.0) -> float:
+        """Until something is true of the newest value; the instant at which it came (time.monotonic)."""
+        wait_until(lambda: true(self.values[-1][1]), limit_s, what, 0.05)
+        return next(at for at, count in self.values if true(count) and at >= self._since(true))
+
+    def _since(self, true: Callable[[int], bool]) -> float:
+        """When it began to be true for the last time."""
+        untrue = [at for at, count in self.values if not true(count)]
+        return max(untrue, default=0.0)
 
 
 # --- other parts of a region
@@ -336,7 +356,9 @@ def held_gpus(region: Region, namespace: str, count: int) -> Iterator[None]:
     region.apply(pod)
     try:
         wait_until(
-            lambda: region.get("pod", name, "-n", namespace)["status"].get("phase") == "Running", 30, "the holder to run"
+            lambda: region.get("pod", name, "-n", namespace)["status"].get("phase") == "Running",
+            30,
+            "the holder to run",
         )
         yield
     finally:
