@@ -49,6 +49,7 @@ SIZES = (1, 100, 1000)
 NODE = "fake-node"
 CONCURRENCY = 32
 IDLE_S = 60
+QUIET_S = 16.0
 LIMIT_S = 300.0
 SAMPLE = ROOT / "manifests" / "samples" / "filetype.yaml"
 
@@ -312,43 +313,54 @@ async def control_plane_figures(sizes: tuple[int, ...], folder: Path) -> dict[st
                 operator = LocalOperator(region, folder, settings=settings)
                 operator.start()
                 await asyncio.to_thread(wait_until, operator.leads, 60, "the operator to lead")
-                async with FakeKubelet(admin):
-                    for size in sizes:
-                        figures[f"services_{size}"] = await one_size(admin, region, operator, size)
-                        await triton.refresh()
-                        if size == 1:
-                            figures["queries_per_tick_1"] = await per_tick(operator, url, 5, 20)
-                    total = sum(sizes)
-                    figures.update(await settled(operator, total, url))
-                    figures.update(await restarted(operator, total))
+                for size in sizes:
+                    figures[f"services_{size}"] = await one_size(admin, region, operator, triton, size)
+                    if size == 1:
+                        figures["queries_per_tick_1"] = await per_tick(operator, url, 5, 20)
+                total = sum(sizes)
+                figures.update(await settled(operator, total, url))
+                figures.update(await restarted(operator, total))
                 operator.stop()
     finally:
         sandbox.down(keep_logs=False)
     return figures
 
 
-async def one_size(admin: Administrator, region: Region, operator: LocalOperator, size: int) -> dict[str, Any]:
-    """One burst: waits, CPU, and writes per service until all are Ready."""
+async def one_size(
+    admin: Administrator, region: Region, operator: LocalOperator, triton: FakeTriton, size: int
+) -> dict[str, Any]:
+    """One burst without pods, as the peer was measured; then fake pods, and writes per service until all is quiet."""
     namespace = f"bench-{size}"
     region.kubectl("create", "namespace", namespace)
     say(f"creating {size} services")
     before, cpu = operator.writes(), operator.cpu_seconds()
     result: dict[str, Any] = dict(await burst(admin, namespace, size))
     result["cpu_s"] = operator.cpu_seconds() - cpu
+    say(f"  last Deployment after {result['last_s']:.2f} s, p99 {result['p99_s']:.2f} s, CPU {result['cpu_s']:.2f} s")
 
     async def unready() -> int:
         items, _ = await admin.kube.list(INFERENCE_SERVICES, namespace)
         return sum(1 for item in items if not _is_ready(item))
 
-    deadline = time.monotonic() + LIMIT_S
-    while await unready() and time.monotonic() < deadline:
-        await asyncio.sleep(1.0)
+    async with FakeKubelet(admin):
+        deadline = time.monotonic() + LIMIT_S
+        while await unready() and time.monotonic() < deadline:
+            await asyncio.sleep(2.0)
+        await triton.refresh()
+        await quiet(operator)
     result["unready"] = await unready()
-    await asyncio.sleep(2.0)
     result["writes_per_service"] = difference(before, operator.writes(), size)
     result["rss_mib"] = operator.rss_mib()
-    say(f"  last Deployment after {result['last_s']:.2f} s, p99 {result['p99_s']:.2f} s, CPU {result['cpu_s']:.2f} s")
     return result
+
+
+async def quiet(operator: LocalOperator) -> None:
+    """Until the operator has written nothing for three ticks."""
+    deadline, seen, since = time.monotonic() + LIMIT_S, operator.writes(), time.monotonic()
+    while time.monotonic() - since < QUIET_S and time.monotonic() < deadline:
+        await asyncio.sleep(1.0)
+        if (now := operator.writes()) != seen:
+            seen, since = now, time.monotonic()
 
 
 def _is_ready(item: dict[str, Any]) -> bool:
@@ -359,7 +371,6 @@ def _is_ready(item: dict[str, Any]) -> bool:
 async def settled(operator: LocalOperator, total: int, url: str) -> dict[str, Any]:
     """Idle cost with scaling ticks on."""
     say(f"idle with {total} services for {IDLE_S} s")
-    await asyncio.sleep(15)
     cpu, writes, started = operator.cpu_seconds(), operator.writes(), time.monotonic()
     rate = await per_tick(operator, url, 5, IDLE_S)
     seconds = time.monotonic() - started

@@ -74,7 +74,10 @@ def wait_established(region: Region) -> None:
 
     def established() -> bool:
         return all(
-            any(c["type"] == "Established" and c["status"] == "True" for c in item.get("status", {}).get("conditions") or ())
+            any(
+                c["type"] == "Established" and c["status"] == "True"
+                for c in item.get("status", {}).get("conditions") or ()
+            )
             for item in region.get("crd")["items"]
         )
 

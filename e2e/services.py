@@ -20,7 +20,6 @@ import yaml
 
 from conch import names
 from load import Load, Result, check_infer, infer_answer, infer_request
-from makers import set_field
 from operators import NAMESPACE, ROOT, wait_until
 
 if TYPE_CHECKING:
@@ -32,12 +31,15 @@ SAMPLE: Final = ROOT / "manifests" / "samples" / "filetype.yaml"
 KIND: Final = f"{names.SERVICE_PLURAL}.{names.GROUP}"
 READY_LIMIT_S: Final = 90.0
 GONE_LIMIT_S: Final = 90.0
+PATIENCE_S: Final = 60.0
+"""A client's; what waits behind replicas that start late on a busy machine isn't lost."""
 SCRIPT: Final = b"#!/usr/bin/env python3\nimport os\nprint(os.getcwd())\n"
 
 SLOW: Final[dict[str, Any]] = {
     "models[0].maxBatchSize": 1,
     "models[0].batching": {},
     "models[0].parameters.sandbox_compute_ms": "200",
+    "models[0].queue.timeout": "60s",
     "scaling.queueDepth.target": 3,
     "scaling.scaleDown.hold": "5s",
 }
@@ -51,6 +53,18 @@ def inference() -> tuple[bytes, dict[str, str]]:
     text = np.full((1, 2048), 256, np.int32)
     text[0, : len(SCRIPT)] = np.frombuffer(SCRIPT, np.uint8)
     return infer_request(bytes=text)
+
+
+def set_field(spec: dict[str, Any], path: str, value: Any) -> None:
+    """Set `models[0].source.uri` in place, with the objects on the way there; None removes the field."""
+    here: Any = spec
+    *way, last = path.replace("[", ".").replace("]", "").split(".")
+    for step in way:
+        here = here[int(step)] if isinstance(here, list) else here.setdefault(step, {})
+    if value is None:
+        here.pop(last, None)
+    else:
+        here[last] = copy.deepcopy(value)
 
 
 class Service:
@@ -71,7 +85,7 @@ class Service:
     def change(self, fields: Mapping[str, Any]) -> Self:
         """Alter the object here, not yet in the cluster."""
         for path, value in fields.items():
-            set_field(self.object, f"spec.{path}", value)
+            set_field(self.object["spec"], path, value)
         return self
 
     def apply(self, fields: Mapping[str, Any] | None = None) -> Self:
@@ -224,7 +238,7 @@ class Background:
 
     def __init__(self, url: str, rate: float, seed: int | None = None) -> None:
         body, headers = inference()
-        self.load = Load(url, body, rate, headers=headers, seed=seed)
+        self.load = Load(url, body, rate, headers=headers, seed=seed, timeout_s=PATIENCE_S)
         self._loop = asyncio.new_event_loop()
         self._begun, self._end = threading.Event(), asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="load", daemon=True)

@@ -48,10 +48,11 @@ def services(clusters: Clusters) -> Iterator[dict[str, Service]]:
     region = clusters.region(nodes=True)
     restricted_namespace(region, FAULTS)
     fields = {
-        "killed": {**NO_GPU, "scaling.minReplicas": 2},
+        "killed": {**NO_GPU, "scaling.minReplicas": 2, "scaling.maxReplicas": 2},
         "broken": {**NO_GPU, "models[0].source.uri": BAD_FILE},
         "long": {**NO_GPU, "models[0].parameters.sandbox_compute_ms": "8000"},
-        "gpu": {**SLOW, "scaling.scaleDown.hold": "10s"},
+        "gpu": SLOW,
+        "sick": {**SLOW, "scaling.maxReplicas": 1},
     }
     yield {name: Service(region, FAULTS, name, change) for name, change in fields.items()}
     region.kubectl("delete", "namespace", FAULTS, "--wait=false", "--ignore-not-found")
@@ -134,7 +135,7 @@ def test_row_82_a_pod_without_a_gpu_is_explained_with_what_is_free_and_no_more_a
             service.wait("what is free", lambda found: found.get("gpus", {}).get("free") == 0, 30)
             message = service.wait_condition("ScalingLimited", "True", says="no more are ordered")
             assert "nvidia.com/gpu" in message
-            time.sleep(8)
+            time.sleep(6)
             assert trail.steps == [1, 2]
         service.wait("the waiting pod to serve", lambda found: found.get("replicas", {}).get("ready", 0) >= 2)
         load.rate(1)
@@ -143,9 +144,7 @@ def test_row_82_a_pod_without_a_gpu_is_explained_with_what_is_free_and_no_more_a
 
 
 def test_a_gpu_that_fails_is_not_used_again_and_the_lack_is_explained(running: dict[str, Service]) -> None:
-    service = running["gpu"]
-    service.wait_replicas(lambda count: count == 1, "one")
-    wait_until(lambda: len(service.pods()) == 1, 60, "one pod", 0.5)
+    service = running["sick"].wait_ready()
     region = service.region
     (pod,) = service.pods()
     name = pod["metadata"]["name"]
@@ -155,7 +154,7 @@ def test_a_gpu_that_fails_is_not_used_again_and_the_lack_is_explained(running: d
         whole = region.allocatable_gpus()
         region.gpus.set_healthy(index, healthy=False)
         wait_until(lambda: region.allocatable_gpus() == whole - 1, 30, "the node to offer one less")
-        region.kubectl("delete", "pod", name, "-n", FAULTS, "--wait=true", timeout_s=90)
+        region.kubectl("delete", "pod", name, "-n", FAULTS, "--wait=false")
         message = service.wait_condition("Ready", "False", says="nvidia.com/gpu")
         assert "none is free" in message
         assert condition(service.status(), "Ready")["reason"] == "NoFreeAccelerator"

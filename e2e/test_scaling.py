@@ -9,7 +9,6 @@ import threading
 import time
 import urllib.request
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
@@ -30,6 +29,7 @@ from services import (
     is_ready,
     kill_container,
     leader,
+    prometheus_value,
     restricted_namespace,
 )
 
@@ -47,10 +47,42 @@ MOST = 4
 HOLD_S = 5.0
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _away(clusters: Clusters) -> Iterator[None]:
-    yield
-    clusters.region(nodes=True).kubectl("delete", "namespace", SCALING, "--wait=false", "--ignore-not-found")
+# On a busy machine a start may be late, and its replacement would be a third replica.
+IDLE = {**SLOW, **NO_GPU, "scaling.maxReplicas": 2}
+
+
+@pytest.fixture(scope="module")
+def services(clusters: Clusters) -> Iterator[dict[str, Service]]:
+    """Everything that these tests use."""
+    region = clusters.region(nodes=True)
+    fields = {
+        "steps": {**SLOW, "scaling.maxReplicas": MOST},
+        "empty": {**IDLE, "scaling.minReplicas": 2},
+        "half": {**IDLE, "scaling.minReplicas": 2},
+        "nan": {**IDLE, "scaling.minReplicas": 2},
+        "rivaled": IDLE,
+    }
+    yield {name: Service(region, SCALING, name, change) for name, change in fields.items()}
+    region.kubectl("delete", "namespace", SCALING, "--wait=false", "--ignore-not-found")
+
+
+@pytest.fixture
+def running(quick_operator: Region, services: dict[str, Service]) -> dict[str, Service]:
+    """The same, applied at once, so that their starts overlap; an HPA targets one of them."""
+    region = quick_operator
+    if not region.kubectl("get", "namespace", SCALING, "--ignore-not-found"):
+        restricted_namespace(region, SCALING)
+        for service in services.values():
+            service.apply()
+        scale_target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": names.deployment("rivaled")}
+        hpa = {
+            "apiVersion": "autoscaling/v2",
+            "kind": "HorizontalPodAutoscaler",
+            "metadata": {"name": "rival", "namespace": SCALING},
+            "spec": {"scaleTargetRef": scale_target, "minReplicas": 2, "maxReplicas": 2},
+        }
+        region.apply(hpa)
+    return services
 
 
 # --- one load step, up and down, with the operator's leader lost on the way
@@ -71,9 +103,6 @@ class Story:
     step_to_patch_s: float
 
 
-STORIES: list[Story] = []
-
-
 def replace_leader(region: Region, *, hard: bool) -> str:
     """End the leader, by SIGKILL to its process or by a graceful deletion; the new leader's name."""
     before = leader(region)
@@ -85,23 +114,30 @@ def replace_leader(region: Region, *, hard: bool) -> str:
     return leader(region)
 
 
+@pytest.fixture(scope="module")
+def stories() -> list[Story]:
+    """What was played already, for the tests that look at it."""
+    return []
+
+
 @pytest.fixture
-def story(quick_operator: Region) -> Story:
+def story(running: dict[str, Service], stories: list[Story]) -> Story:
     """Played once: little load, more than one replica holds, more than three hold, little load again."""
-    if STORIES:
-        return STORIES[0]
-    region = quick_operator
-    restricted_namespace(region, SCALING)
-    service = Service(region, SCALING, "steps", {**SLOW, "scaling.maxReplicas": MOST}).apply().wait_ready()
+    if stories:
+        return stories[0]
+    service = running["steps"].wait_ready()
+    region = service.region
     leaders = [leader(region)]
     with Background(service.url(), rate=1) as load, Trail(service) as trail:
         time.sleep(2)
         began = time.monotonic()
-        load.rate(1.6 * SLOW_CAPACITY)
+        load.rate(1.4 * SLOW_CAPACITY)
         patched = trail.wait(lambda count: count > 1, "the first step up")
         wait_until(lambda: service.events("ScaledUp"), 20, "the Event of the first step", 0.5)
         leaders.append(replace_leader(region, hard=False))
-        load.rate((MOST - 0.8) * SLOW_CAPACITY)
+        service.wait("a second replica", lambda status: status.get("replicas", {}).get("ready", 0) > 1)
+        # More than three hold with the spare that a reduction must leave, and little enough that what piled up drains.
+        load.rate(2.6 * SLOW_CAPACITY)
         trail.wait(lambda count: count == MOST, f"{MOST} replicas to be ordered", 90)
         leaders.append(replace_leader(region, hard=True))
         service.wait("all to be ready", lambda status: status.get("replicas", {}).get("ready") == MOST)
@@ -112,9 +148,9 @@ def story(quick_operator: Region) -> Story:
         load.rate(0.3 * SLOW_CAPACITY)
         trail.wait(lambda count: count == 1, "one replica to be left", 120)
         wait_until(lambda: len(service.pods()) == 1, 60, "the others to be gone", 0.5)
-    STORIES.append(Story(up, trail.steps, load.result(), told, explained, leaders, patched - began))
+    stories.append(Story(up, trail.steps, load.result(), told, explained, leaders, patched - began))
     service.delete()
-    return STORIES[0]
+    return stories[0]
 
 
 def test_a_load_step_raises_the_replicas_until_they_hold_it(story: Story) -> None:
@@ -148,21 +184,8 @@ def test_row_73_scale_down_under_load_and_lost_leaders_fail_no_request(story: St
 # --- metrics that can't be believed
 
 
-@pytest.fixture
-def wide(quick_operator: Region) -> Service:
-    """A service that stands at two replicas by its minimum, and that no load keeps there."""
-    region = quick_operator
-    restricted_namespace(region, SCALING)
-    service = Service(region, SCALING, "wide", {**SLOW, **NO_GPU, "scaling.minReplicas": 2}).apply().wait_ready(2)
-    service.wait_condition("MetricsStale", "False", says="fresh")
-    return service
-
-
-Broken = Callable[["Region", Service], contextlib.AbstractContextManager[None]]
-
-
 @contextlib.contextmanager
-def refused(region: Region, _: Service) -> Iterator[None]:
+def refused(region: Region) -> Iterator[None]:
     """Nothing listens."""
     prometheus = region.component("prometheus")
     prometheus.stop()
@@ -174,7 +197,7 @@ def refused(region: Region, _: Service) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def silent(region: Region, _: Service) -> Iterator[None]:
+def silent(region: Region) -> Iterator[None]:
     """It takes connections and answers none."""
     prometheus = region.component("prometheus")
     prometheus.kill(signal.SIGSTOP)
@@ -184,16 +207,20 @@ def silent(region: Region, _: Service) -> Iterator[None]:
         prometheus.kill(signal.SIGCONT)
 
 
+def drop(jobs: list[dict[str, Any]], label: str, pattern: str) -> None:
+    """Leave targets of Triton out."""
+    triton = next(job for job in jobs if job["job_name"] == "triton")
+    triton["relabel_configs"].append({"action": "drop", "source_labels": [label], "regex": pattern})
+
+
 @contextlib.contextmanager
-def scraping(region: Region, change: Callable[[list[dict[str, Any]]], None]) -> Iterator[None]:
-    """Prometheus with other scrape jobs."""
+def scraping(region: Region, config: dict[str, Any]) -> Iterator[None]:
+    """Prometheus with another configuration."""
     path = region.layout.folder / "prometheus.json"
     usual = path.read_text()
-    config = json.loads(usual)
-    change(config["scrape_configs"])
     path.write_text(json.dumps(config))
-    reload(region)
     try:
+        reload(region)
         yield
     finally:
         path.write_text(usual)
@@ -207,28 +234,10 @@ def reload(region: Region) -> None:
         assert answer.status == 200
 
 
-def drop(jobs: list[dict[str, Any]], label: str, value: str) -> None:
-    """Leave targets of Triton out."""
-    triton = next(job for job in jobs if job["job_name"] == "triton")
-    triton["relabel_configs"].append({"action": "drop", "source_labels": [label], "regex": value})
-
-
-def empty(region: Region, service: Service) -> contextlib.AbstractContextManager[None]:
-    """It answers, and knows no series of this namespace's pods."""
-    return scraping(region, lambda jobs: drop(jobs, "__meta_kubernetes_namespace", service.namespace))
-
-
-def half(region: Region, service: Service) -> contextlib.AbstractContextManager[None]:
-    """One of two pods isn't scraped."""
-    pod = next(pod["metadata"]["name"] for pod in service.pods() if is_ready(pod))
-    return scraping(region, lambda jobs: drop(jobs, "__meta_kubernetes_pod_name", pod))
-
-
 @contextlib.contextmanager
-def not_a_number(region: Region, service: Service) -> Iterator[None]:
-    """A fake exporter says NaN in the name of each pod; no Triton can be made to."""
-    pods = [pod["metadata"]["name"] for pod in service.pods() if is_ready(pod)]
-    labels = [f'model="filetype",version="1",namespace="{service.namespace}",pod="{pod}"' for pod in pods]
+def fake_triton_metrics(region: Region, namespace: str, pods: list[str]) -> Iterator[str]:
+    """A fake exporter that says NaN in the name of pods, which no Triton can be made to; its HOST:PORT."""
+    labels = [f'model="filetype",version="1",namespace="{namespace}",pod="{pod}"' for pod in pods]
     page = "".join(
         f"nv_inference_pending_request_count{{{each}}} NaN\nnv_inference_request_success{{{each}}} 7\n"
         for each in labels
@@ -244,115 +253,156 @@ def not_a_number(region: Region, service: Service) -> Iterator[None]:
         def log_message(self, *_: object) -> None:
             pass
 
-    port = free_port(region)
-    server = ThreadingHTTPServer(("127.0.0.1", port), FakeTritonMetrics)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    fake = {
-        "job_name": "fake-triton",
-        "honor_labels": True,
-        "static_configs": [{"targets": [f"127.0.0.1:{port}"]}],
-    }
-
-    def change(jobs: list[dict[str, Any]]) -> None:
-        drop(jobs, "__meta_kubernetes_namespace", service.namespace)
-        jobs.append(fake)
-
+    address = ("127.0.0.1", free_port(region))
+    server = ThreadingHTTPServer(address, FakeTritonMetrics)
+    serving = threading.Thread(target=server.serve_forever, daemon=True)
+    serving.start()
     try:
-        with scraping(region, change):
-            yield
+        yield f"{address[0]}:{address[1]}"
     finally:
         server.shutdown()
+        serving.join(10)
         server.server_close()
 
 
-def assert_never_reduced(service: Service, broken: Broken, reason: str, says: str) -> None:
-    """Break the metrics, take away what keeps the second replica, and see that it stays for longer than a hold."""
-    region = service.region
-    with broken(region, service):
+def measured(region: Region, service: Service) -> float:
+    """Pods whose queue Prometheus knows as a number; NaN compares with nothing, so it isn't counted."""
+    pods = f'{{namespace="{service.namespace}",pod=~"{names.deployment(service.name)}-.*"}}'
+    return prometheus_value(region, f"count(nv_inference_pending_request_count{pods} >= 0)") or 0.0
+
+
+@dataclass(frozen=True)
+class Unmeasured:
+    """What became of a service whose second replica nothing but its missing metrics kept."""
+
+    message: str
+    """Of MetricsStale, while True."""
+    status: dict[str, Any]
+    steps: list[int]
+
+    def assert_not_reduced(self, reason: str, says: str) -> None:
+        """The replicas stood, and the condition says why and what to ask Prometheus."""
+        assert self.steps == [2]
+        assert condition(self.status, "MetricsStale")["reason"] == reason
+        assert says in self.message
+        assert "Query: " in self.message
+        assert condition(self.status, "Ready")["status"] == "True"
+        assert self.status["scaling"]["decision"] == "Hold"
+
+
+def lower(services: list[Service]) -> list[Unmeasured]:
+    """While metrics are broken: take away what keeps the second replicas, and look for longer than a hold."""
+    with contextlib.ExitStack() as watching:
+        trails = [watching.enter_context(Trail(service)) for service in services]
+        began = time.monotonic()
+        for service in services:
+            service.apply({"scaling.minReplicas": 1})
         try:
-            with Trail(service) as trail:
-                service.apply({"scaling.minReplicas": 1})
-                message = service.wait_condition("MetricsStale", "True", says=says, limit_s=60)
-                time.sleep(2 * HOLD_S)
-                status = service.status()
-                assert trail.steps == [2]
-            assert "Query: " in message
-            assert condition(status, "MetricsStale")["reason"] == reason
-            assert condition(status, "Ready")["status"] == "True"
-            assert status["scaling"]["decision"] == "Hold"
+            messages = [service.wait_condition("MetricsStale", "True", limit_s=60) for service in services]
+            time.sleep(max(2.0, 2 * HOLD_S - (time.monotonic() - began)))
+            statuses = [service.status() for service in services]
         finally:
-            service.apply({"scaling.minReplicas": 2})
+            for service in services:
+                service.apply({"scaling.minReplicas": 2})
+        return [
+            Unmeasured(message, status, trail.steps)
+            for message, status, trail in zip(messages, statuses, trails, strict=True)
+        ]
 
 
-def test_row_17_a_prometheus_that_refuses_reduces_nothing(wide: Service) -> None:
-    assert_never_reduced(wide, refused, "MetricsMissing", "can't be reached")
-
-
-def test_a_prometheus_that_hangs_reduces_nothing(wide: Service) -> None:
-    assert_never_reduced(wide, silent, "MetricsMissing", "answer")
-
-
-def test_row_14_a_prometheus_without_our_series_reduces_nothing(wide: Service) -> None:
-    assert_never_reduced(wide, empty, "MetricsMissing", "No ready replica has a sample")
-
-
-def test_row_15_nan_reduces_nothing(wide: Service) -> None:
-    assert_never_reduced(wide, not_a_number, "MetricsNotFinite", "not finite")
-
-
-def test_row_22_half_of_the_pods_missing_reduces_nothing(wide: Service) -> None:
-    assert_never_reduced(wide, half, "MetricsPartial", "Some ready replicas have no sample")
-
-
-# --- other writers of replicas; these follow the metrics' tests, whose service they go on with
-
-
-def test_with_good_metrics_the_same_service_is_reduced(wide: Service) -> None:
-    wide.apply({"scaling.minReplicas": 1})
-    wide.wait_replicas(lambda count: count == 1, "one", 60)
-    assert wide.events("ScaledDown")
-
-
-@pytest.fixture
-def narrow(quick_operator: Region) -> Service:
-    """The same at its minimum of one."""
-    restricted_namespace(quick_operator, SCALING)
-    service = Service(quick_operator, SCALING, "wide", {**SLOW, **NO_GPU}).apply()
-    service.wait_replicas(lambda count: count == 1, "one", 60)
+def measured_and_wide(service: Service) -> Service:
+    """Two replicas, both measured."""
+    service.apply({"scaling.minReplicas": 2}).wait_ready(2)
+    service.wait_condition("MetricsStale", "False", says="fresh")
     return service
 
 
-def test_a_persons_scale_holds_and_is_then_taken_back(narrow: Service) -> None:
-    deployment = names.deployment(narrow.name)
-    with Trail(narrow) as trail:
-        narrow.region.kubectl("scale", "deployment", deployment, "-n", SCALING, "--replicas=2")
+@pytest.fixture(scope="module")
+def looked_at() -> dict[str, Unmeasured]:
+    """What was seen already, for the tests that share it."""
+    return {}
+
+
+@pytest.fixture
+def unmeasured(running: dict[str, Service], looked_at: dict[str, Unmeasured]) -> dict[str, Unmeasured]:
+    """Once, with one configuration of Prometheus: no pod of the first service, one of two, and NaN for the third."""
+    if looked_at:
+        return looked_at
+    empty, half, nan = services = [measured_and_wide(running[name]) for name in ("empty", "half", "nan")]
+    region = empty.region
+    one = next(pod["metadata"]["name"] for pod in half.pods() if is_ready(pod))
+    pods = [pod["metadata"]["name"] for pod in nan.pods() if is_ready(pod)]
+    config = json.loads((region.layout.folder / "prometheus.json").read_text())
+    drop(config["scrape_configs"], "__meta_kubernetes_pod_name", f"empty-server-.*|nan-server-.*|{one}")
+    with fake_triton_metrics(region, SCALING, pods) as target:
+        fake = {"job_name": "fake-triton", "honor_labels": True, "static_configs": [{"targets": [target]}]}
+        config["scrape_configs"].append(fake)
+        with scraping(region, config):
+            wait_until(
+                lambda: [measured(region, service) for service in services] == [0, 1, 0], 40, "Prometheus to miss them"
+            )
+            time.sleep(2)  # a tick of the operator may have begun before
+            results = lower(services)
+    looked_at.update(zip(("empty", "half", "nan"), results, strict=True))
+    return looked_at
+
+
+def test_row_14_a_prometheus_without_our_series_reduces_nothing(unmeasured: dict[str, Unmeasured]) -> None:
+    unmeasured["empty"].assert_not_reduced("MetricsMissing", "No ready replica has a sample")
+
+
+def test_row_22_half_of_the_pods_missing_reduces_nothing(unmeasured: dict[str, Unmeasured]) -> None:
+    unmeasured["half"].assert_not_reduced("MetricsPartial", "Some ready replicas have no sample")
+
+
+def test_row_15_nan_reduces_nothing(unmeasured: dict[str, Unmeasured]) -> None:
+    unmeasured["nan"].assert_not_reduced("MetricsNotFinite", "not finite")
+
+
+def test_row_17_a_prometheus_that_refuses_reduces_nothing(running: dict[str, Service]) -> None:
+    service = measured_and_wide(running["empty"])
+    with refused(service.region):
+        (result,) = lower([service])
+    result.assert_not_reduced("MetricsMissing", "can't be reached")
+
+
+def test_a_prometheus_that_hangs_reduces_nothing(running: dict[str, Service]) -> None:
+    service = measured_and_wide(running["half"])
+    with silent(service.region):
+        (result,) = lower([service])
+    result.assert_not_reduced("MetricsMissing", "answer")
+
+
+def test_with_good_metrics_the_same_services_are_reduced(running: dict[str, Service]) -> None:
+    service = measured_and_wide(running["nan"])
+    service.apply({"scaling.minReplicas": 1})
+    service.wait_replicas(lambda count: count == 1, "one", 60)
+    assert service.events("ScaledDown")
+
+
+# --- other writers of replicas
+
+
+def test_a_persons_scale_holds_and_is_then_taken_back(running: dict[str, Service]) -> None:
+    service = running["nan"].apply({"scaling.minReplicas": 1})
+    service.wait_replicas(lambda count: count == 1, "one", 60)
+    with Trail(service) as trail:
+        deployment = names.deployment(service.name)
+        service.region.kubectl("scale", "deployment", deployment, "-n", SCALING, "--replicas=2")
         scaled = time.monotonic()
-        narrow.wait(
-            "the person to be seen", lambda s: condition(s, "ScalingLimited").get("reason") == "PersonScaled", 30
-        )
-        wait_until(lambda: narrow.events("ReplicasTakenBack"), 60, "the Event", 0.5)
+        service.wait_condition("ScalingLimited", "True", says="changed replicas; this holds for scaleDown.hold")
+        wait_until(lambda: service.events("ReplicasTakenBack"), 60, "the Event", 0.5)
         assert trail.wait(lambda count: count == 1, "one replica again") - scaled >= HOLD_S
-    assert narrow.events("ReplicasSetByHand")
+    assert service.events("ReplicasSetByHand")
 
 
-def test_row_39_an_hpa_that_targets_us_is_named_and_not_fought(narrow: Service) -> None:
-    deployment = names.deployment(narrow.name)
-    hpa = {
-        "apiVersion": "autoscaling/v2",
-        "kind": "HorizontalPodAutoscaler",
-        "metadata": {"name": "rival", "namespace": SCALING},
-        "spec": {
-            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment},
-            "minReplicas": 2,
-            "maxReplicas": 2,
-        },
-    }
-    with Trail(narrow) as trail:
-        narrow.region.apply(hpa)
-        message = narrow.wait_condition("ScalingLimited", "True", says="HorizontalPodAutoscaler rival")
-        trail.wait(lambda count: count == 2, "the HPA's own value")
-        time.sleep(2 * HOLD_S)
-        assert trail.steps == [1, 2]
+def test_row_39_an_hpa_that_targets_us_is_named_and_not_fought(running: dict[str, Service]) -> None:
+    service = running["rivaled"]
+    message = service.wait_condition("ScalingLimited", "True", says="HorizontalPodAutoscaler rival")
     assert "stopped writing replicas" in message
-    narrow.region.kubectl("delete", "hpa", "rival", "-n", SCALING)
-    narrow.wait("its end to be seen", lambda s: condition(s, "ScalingLimited").get("reason") != "SecondScaler", 60)
+    service.wait_replicas(lambda count: count == 2, "the HPA's two", 60)
+    with Trail(service) as trail:
+        time.sleep(1.5 * HOLD_S)
+        assert trail.steps == [2]
+    service.region.kubectl("delete", "hpa", "rival", "-n", SCALING)
+    service.wait("its end to be seen", lambda s: condition(s, "ScalingLimited").get("reason") != "SecondScaler", 60)

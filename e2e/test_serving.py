@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
 from dataclasses import dataclass
@@ -28,7 +29,6 @@ from services import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
 
     from clusters import Clusters
     from load import Result
@@ -40,13 +40,40 @@ pytestmark = pytest.mark.sandbox
 SERVING, BROKEN, ROLLING = (f"t-{word}-{uuid.uuid4().hex[:6]}" for word in ("serving", "broken", "rolling"))
 
 
+@dataclass(frozen=True)
+class Others:
+    """Services of later tests."""
+
+    broken: dict[str, Service]
+    rolling: dict[str, Service]
+
+
+@pytest.fixture(scope="module")
+def others(clusters: Clusters) -> Iterator[Others]:
+    """All services of this module are applied at its start, so that their starts overlap with other tests."""
+    region = clusters.region(nodes=True)
+    # On a busy machine a start may be late, and its replacement would be one replica more.
+    one = {**NO_GPU, "scaling.maxReplicas": 1}
+    yield Others(
+        {name: Service(region, BROKEN, name, one) for name in BAD},
+        {
+            "surge": Service(region, ROLLING, "surge", one),
+            "replace": Service(region, ROLLING, "replace", {"scaling.minReplicas": 2, "scaling.maxReplicas": 2}),
+        },
+    )
+    region.kubectl("delete", "namespace", SERVING, BROKEN, ROLLING, "--wait=false", "--ignore-not-found")
+
+
 @pytest.fixture
-def served(quick_operator: Region) -> Service:
+def served(quick_operator: Region, others: Others) -> Service:
     """The sample as it is, Ready, in a namespace that enforces Pod Security's `restricted`."""
-    service = Service(quick_operator, SERVING)
-    if not quick_operator.kubectl("get", "namespace", SERVING, "--ignore-not-found"):
-        restricted_namespace(quick_operator, SERVING)
-        service.apply()
+    region = quick_operator
+    service = Service(region, SERVING)
+    if not region.kubectl("get", "namespace", SERVING, "--ignore-not-found"):
+        for namespace in (SERVING, BROKEN, ROLLING):
+            restricted_namespace(region, namespace)
+        for each in (service, *others.broken.values(), *others.rolling.values()):
+            each.apply()
     return service.wait_ready()
 
 
@@ -137,23 +164,15 @@ BAD = {
 }
 
 
-@pytest.fixture(scope="module")
-def broken(clusters: Clusters) -> dict[str, Service]:
-    """Four services on the CPU, all Ready, then each changed into something that can't become ready."""
-    region = clusters.region(nodes=True)
-    restricted_namespace(region, BROKEN)
-    return {name: Service(region, BROKEN, name, NO_GPU).apply() for name in BAD}
-
-
 @pytest.fixture
-def changed(quick_operator: Region, broken: dict[str, Service]) -> dict[str, Service]:
-    """The same, once the bad change is applied to all of them."""
-    del quick_operator
-    for name, service in broken.items():
+def changed(served: Service, others: Others) -> dict[str, Service]:
+    """Four services on the CPU, all Ready, then each changed into something that can't become ready."""
+    del served
+    for name, service in others.broken.items():
         if service.get()["metadata"]["generation"] == 1:
             service.wait_ready()
             service.apply(BAD[name].change)
-    return broken
+    return others.broken
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -183,59 +202,83 @@ def test_a_service_whose_change_was_taken_back_is_settled_again(changed: dict[st
 
 @dataclass(frozen=True)
 class Rolled:
-    """A service whose spec was changed under load."""
+    """A service whose spec was changed under load while no GPU was free."""
 
     service: Service
     before: frozenset[str]
     result: Result
     rollout: dict[str, str]
 
-
-def roll(service: Service, replicas: int) -> Rolled:
-    """Change a model's parameter while requests come in, until only new pods serve."""
-    before = frozenset(pod["metadata"]["uid"] for pod in service.pods())
-    with Background(service.url(), rate=5) as load:
-        service.apply({"models[0].parameters.sandbox_compute_ms": "20"})
-        service.wait_ready(replicas)
-        wait_until(lambda: len(service.pods()) == replicas, 60, "the old pods to be gone", 0.5)
-    return Rolled(service, before, load.result(), service.status().get("rollout", {}))
+    def assert_without_loss(self) -> None:
+        """Every request was answered, and no pod of before is left."""
+        assert self.result.total > 20
+        assert self.result.errors == {}
+        assert not self.before & uids(self.service)
 
 
-def assert_no_request_failed(result: Result) -> None:
-    """Zero, and the errors when it isn't."""
-    assert result.total > 20
-    assert result.errors == {}
+def uids(service: Service) -> frozenset[str]:
+    """Of its pods."""
+    return frozenset(pod["metadata"]["uid"] for pod in service.pods())
 
 
-def test_a_good_change_rolls_under_load_without_a_failed_request(quick_operator: Region) -> None:
-    restricted_namespace(quick_operator, ROLLING)
-    service = Service(quick_operator, ROLLING, "surge", NO_GPU).apply().wait_ready()
-    rolled = roll(service, 1)
-    assert_no_request_failed(rolled.result)
-    assert rolled.rollout["strategy"] == "Surge"
-    assert not rolled.before & {pod["metadata"]["uid"] for pod in service.pods()}
+def wait_only(service: Service, replicas: int) -> None:
+    """Until the pods that were told to go are gone."""
+    wait_until(lambda: len(service.pods()) == replicas, 60, "the old pods' end", 0.5)
 
 
-def test_row_66_without_a_spare_gpu_pods_are_replaced_one_at_a_time_and_status_says_so(quick_operator: Region) -> None:
-    restricted_namespace(quick_operator, ROLLING)
-    service = Service(quick_operator, ROLLING, "replace", {"scaling.minReplicas": 2}).apply().wait_ready(2)
-    with held_all_gpus(quick_operator):
-        rolled = roll(service, 2)
-    assert_no_request_failed(rolled.result)
-    assert rolled.rollout["strategy"] == "Replace"
-    assert "No matching nvidia.com/gpu is free" in rolled.rollout["reason"]
-    assert not rolled.before & {pod["metadata"]["uid"] for pod in service.pods()}
+CHANGE = {"models[0].parameters.sandbox_compute_ms": "20"}
 
 
-def held_all_gpus(region: Region) -> AbstractContextManager[None]:
-    """Nothing is free."""
-    return held_gpus(region, "default", free_gpus(region))
+@pytest.fixture(scope="module")
+def finished() -> dict[str, Rolled]:
+    """What was rolled already, for the tests that look at it."""
+    return {}
+
+
+@pytest.fixture
+def rolled(quick_operator: Region, served: Service, others: Others, finished: dict[str, Rolled]) -> dict[str, Rolled]:
+    """Once: change a parameter of two services at the same time while requests come in, until only new pods serve."""
+    del served
+    if finished:
+        return finished
+    replicas = {"surge": 1, "replace": 2}
+    for name, count in replicas.items():
+        others.rolling[name].wait_ready(count)
+    before = {name: uids(others.rolling[name]) for name in replicas}
+    with contextlib.ExitStack() as running:
+        running.enter_context(held_gpus(quick_operator, "default", free_gpus(quick_operator)))
+        loads = {
+            name: running.enter_context(Background(others.rolling[name].url(), rate=5 * count))
+            for name, count in replicas.items()
+        }
+        for name in replicas:
+            others.rolling[name].apply(CHANGE)
+        for name, count in replicas.items():
+            wait_only(others.rolling[name].wait_ready(count), count)
+    for name, load in loads.items():
+        service = others.rolling[name]
+        finished[name] = Rolled(service, before[name], load.result(), service.status().get("rollout", {}))
+    return finished
+
+
+def test_a_good_change_rolls_under_load_without_a_failed_request(rolled: dict[str, Rolled]) -> None:
+    rolled["surge"].assert_without_loss()
+    assert rolled["surge"].rollout["strategy"] == "Surge"
+
+
+def test_row_66_without_a_spare_gpu_pods_are_replaced_one_at_a_time_and_status_says_so(
+    rolled: dict[str, Rolled],
+) -> None:
+    rolled["replace"].assert_without_loss()
+    rollout = rolled["replace"].rollout
+    assert rollout["strategy"] == "Replace"
+    assert "No matching nvidia.com/gpu is free" in rollout["reason"]
 
 
 def test_rule_r12_one_replica_without_a_spare_gpu_serves_on_and_status_says_why_the_rollout_waits(
     quick_operator: Region, served: Service
 ) -> None:
-    with held_all_gpus(quick_operator):
+    with held_gpus(quick_operator, "default", free_gpus(quick_operator)):
         served.apply({"models[0].parameters.sandbox_compute_ms": "90"})
         message = served.wait_condition("RolloutBlocked", "True", says="none is free")
         assert "The old pods serve on." in message
@@ -254,10 +297,3 @@ def test_deletion_removes_everything_pods_included(served: Service) -> None:
     assert left_in(served.region, SERVING)
     served.delete(wait=True)
     wait_until(lambda: not left_in(served.region, SERVING), 90, "nothing to be left", 1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _away(clusters: Clusters) -> Iterator[None]:
-    yield
-    region = clusters.region(nodes=True)
-    region.kubectl("delete", "namespace", SERVING, BROKEN, ROLLING, "--wait=false", "--ignore-not-found")

@@ -131,14 +131,15 @@ def kube_apiserver(layout: Layout) -> list[str]:
 
 
 def kube_controller_manager(layout: Layout) -> list[str]:
-    """All controllers, each under its own service account."""
+    """All controllers, each under its own service account; without nodes at default rates, as peers are measured."""
     pki = layout.pki
+    rates = ["--kube-api-qps=200", "--kube-api-burst=400"] if layout.spec.nodes else []
     return [
         layout.binary("kube-controller-manager"), f"--kubeconfig={layout.kubeconfig}", "--bind-address=127.0.0.1",
         f"--cert-dir={layout.folder / 'kcm'}", f"--service-account-private-key-file={pki / 'sa.key'}",
         f"--root-ca-file={pki / 'ca.crt'}", f"--cluster-signing-cert-file={pki / 'ca.crt'}",
         f"--cluster-signing-key-file={pki / 'ca.key'}", "--use-service-account-credentials=true",
-        "--leader-elect=false", "--kube-api-qps=200", "--kube-api-burst=400",
+        "--leader-elect=false", *rates,
     ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The tests' own client of the API server, as the administrator: plain calls on one kept connection per thread (I/O)."""
+"""The tests' own client of the API server, as the administrator: plain calls, one connection per thread (I/O)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Object = dict[str, Any]
 TIMEOUT_S = 30.0
 
 
-class Refused(Exception):  # noqa: N818 - an answer, not a fault of the tests
+class Refused(Exception):
     """An answer other than success."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -87,7 +87,7 @@ class ApiServer:
         """One object that must be there."""
         return self.call("GET", resource.path(namespace, name))  # type: ignore[no-any-return]
 
-    def list(self, resource: Resource, namespace: str | None = None) -> list[Object]:
+    def all(self, resource: Resource, namespace: str | None = None) -> list[Object]:
         """All objects of a kind."""
         items: list[Object] = self.call("GET", resource.path(namespace))["items"]
         return [{**item, "apiVersion": resource.api_version, "kind": resource.kind} for item in items]

@@ -6,15 +6,18 @@ import contextlib
 import uuid
 from typing import TYPE_CHECKING, Any
 
+import long_stories as long_stories_
 import pytest
-
 from apiserver import ApiServer, Refused
 from fault_proxy import FaultProxy
+
 from operators import LocalOperator, wait_established, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from long_stories import LongStories
 
     from clusters import Clusters
     from sandbox import Region
@@ -51,6 +54,7 @@ class Shared:
         self.region: Region | None = None
         self.proxy: FaultProxy | None = None
         self.operator: LocalOperator | None = None
+        self.stories: LongStories | None = None
 
     def enter(self, region: Region, at_down: Callable[[Callable[[], None]], None]) -> FaultProxy:
         """The proxy in front of this region, with the foreign CRDs in place."""
@@ -75,6 +79,15 @@ class Shared:
             wait_until(self.operator.leads, LEADS_LIMIT_S, "the shared operator to lead")
         return self.operator
 
+    def begin(self) -> LongStories:
+        """The long stories; they begin once."""
+        self.lead()
+        if self.stories is None:
+            assert self.region is not None
+            assert self.proxy is not None
+            self.stories = long_stories_.begin(self.region, self.proxy)
+        return self.stories
+
     def stop(self) -> None:
         """End the operator; it gives its Lease back."""
         if self.operator is not None:
@@ -83,6 +96,9 @@ class Shared:
 
     def leave(self) -> None:
         """Before the control plane goes."""
+        if self.stories is not None:
+            self.stories.fight.rival.stop()
+            self.stories = None
         self.stop()
         if self.proxy is not None:
             self.proxy.__exit__(None, None, None)
@@ -110,11 +126,23 @@ def api(control_plane: Region, proxy: FaultProxy) -> Iterator[ApiServer]:
     api.close()
 
 
-@pytest.fixture
-def leader(api: ApiServer, shared: Shared) -> LocalOperator:
-    """The shared operator: it runs, leads, and speaks through the proxy as `shared`."""
+@pytest.fixture(scope="module")
+def leader(request: pytest.FixtureRequest, api: ApiServer, shared: Shared) -> LocalOperator:
+    """The shared operator: it runs, leads, and speaks through the proxy as `shared`.
+
+    The long stories begin with it if a test of this run will want to know how they end.
+    """
     del api
+    if any("long_stories" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        shared.begin()
     return shared.lead()
+
+
+@pytest.fixture
+def long_stories(api: ApiServer, shared: Shared) -> LongStories:
+    """What has been going on beside the other tests."""
+    del api
+    return shared.begin()
 
 
 @pytest.fixture

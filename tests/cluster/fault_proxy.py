@@ -76,7 +76,7 @@ class Fault:
     name: str | None = None
     who: str | None = None
     status: int | None = None
-    """Answer this, without asking the API server. On a watch, 410 comes as the ERROR event that the API server sends."""
+    """Answer this, without asking the API server. On a watch, 410 comes as an ERROR event, as from the server."""
     retry_after_s: int | None = None
     drop: Literal["request", "answer"] | None = None
     """Break the connection before the API server is asked, or after it answered."""
@@ -158,7 +158,7 @@ class FaultProxy:
 
     def cut_watches(self, resource: str | None = None) -> int:
         """Break the open watches of one kind, or all; how many there were."""
-        return self._call(self._cut(resource))
+        return int(self._call(self._cut(resource)))
 
     # --- the loop
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from apiserver import ApiServer, Refused, condition
+
 from conch import names
 from conch.kube.client import (
     DEPLOYMENTS,
@@ -59,9 +60,11 @@ def until(what: str, state: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
     return wait_until(answer, limit_s, what, every_s=0.1)
 
 
-def create(api: ApiServer, namespace: str, name: str = "vision", **fields: Any) -> Object:
+def create(
+    api: ApiServer, namespace: str, fields: Mapping[str, Any] | None = None, *, name: str = "vision", **more: Any
+) -> Object:
     """Apply a service as GitOps does; fields as `make_service` takes them."""
-    return api.apply(make_service(fields, name=name, namespace=namespace))
+    return api.apply(make_service(fields, name=name, namespace=namespace, **more))
 
 
 def settled(api: ApiServer, namespace: str, name: str = "vision") -> Object:
@@ -78,9 +81,9 @@ def told(service: Object) -> Object | None:
     return service if seen and whole and "scaling" in status else None
 
 
-def made(api: ApiServer, namespace: str, name: str = "vision", **fields: Any) -> Object:
+def made(api: ApiServer, namespace: str, fields: Mapping[str, Any] | None = None, *, name: str = "vision") -> Object:
     """Create, and wait until it is settled."""
-    create(api, namespace, name, **fields)
+    create(api, namespace, fields, name=name)
     return settled(api, namespace, name)
 
 
@@ -107,7 +110,7 @@ def versions(api: ApiServer, namespace: str, kinds: Iterable[Resource] = ALL_KIN
     return {
         f"{item['kind']} {item['metadata']['name']}": item["metadata"]["resourceVersion"]
         for resource in kinds
-        for item in api.list(resource, namespace)
+        for item in api.all(resource, namespace)
     }
 
 
@@ -118,7 +121,7 @@ def replicas(api: ApiServer, namespace: str, name: str = "vision") -> int:
 
 def fake_readiness(api: ApiServer, namespace: str, *, ready: bool = True) -> None:
     """Write into every pod's status what a kubelet would: nothing runs here. The controllers count it as any other."""
-    for pod in api.list(PODS, namespace):
+    for pod in api.all(PODS, namespace):
         state = {"type": "Ready", "status": str(ready), "lastTransitionTime": "2026-01-01T00:00:00Z"}
         status = {"status": {"phase": "Running", "conditions": [state]}}
         api.edit(PODS, namespace, pod["metadata"]["name"], status, sub="status", manager="fake-kubelet")
@@ -133,6 +136,18 @@ def served(api: ApiServer, namespace: str, name: str = "vision") -> Object:
         return service if condition(service, "Reconciling").get("reason") == "Settled" else None
 
     return until(f"{name} to be served", is_served)  # type: ignore[no-any-return]
+
+
+def edit_port(api: ApiServer, namespace: str) -> None:
+    """A person changes the port of the Service that clients call."""
+    edit = [{"op": "replace", "path": "/spec/ports/0/port", "value": 8888}]
+    api.edit(SERVICES, namespace, "vision", edit)
+
+
+def port_is_back(api: ApiServer, namespace: str) -> bool:
+    """Whether that Service has its own port."""
+    service = api.clients_service(namespace, "vision")
+    return service is not None and service["spec"]["ports"][0]["port"] == names.HTTP_PORT
 
 
 def images(deployment: Mapping[str, Any]) -> dict[str, str]:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
 from apiserver import ApiServer, condition
-from conch import names
-from conch.kube.client import DEPLOYMENTS, INFERENCE_SERVICES, SERVICES
 from stories import create, images, left, made, missing, settled, until
 
+from conch import names
+from conch.kube.client import DEPLOYMENTS, INFERENCE_SERVICES, SERVICES
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fault_proxy import FaultProxy
+
     from operators import LocalOperator
+    from sandbox import Region
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("leader")]
 
@@ -31,15 +36,26 @@ FAULTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("fault", [row[1] for row in FAULTS], ids=[row[0] for row in FAULTS])
-def test_the_reconcile_converges_in_spite_of(
-    api: ApiServer, namespace: str, proxy: FaultProxy, fault: dict[str, Any]
-) -> None:
+@pytest.fixture(scope="module")
+def cases(api: ApiServer, proxy: FaultProxy, leader: LocalOperator) -> Iterator[dict[str, Future[None]]]:
+    """Every fault in a namespace of its own, all at once."""
+    del leader
+    with ThreadPoolExecutor(len(FAULTS)) as pool:
+        yield {
+            what: pool.submit(converge, api.region, proxy, f"t-fault-{i}", fault)
+            for i, (what, fault) in enumerate(FAULTS)
+        }
+
+
+def converge(region: Region, proxy: FaultProxy, namespace: str, fault: dict[str, Any]) -> None:
+    """A service is created and changed while its requests fail; in the end all is as the last spec wants."""
+    api = ApiServer(region)
+    api.create_namespace(namespace)
     with proxy.fault(namespace=namespace, **fault) as injected:
-        create(api, namespace, **{"scaling.minReplicas": 2, "runtime.image": "example.com/triton:1"})
+        create(api, namespace, {"scaling.minReplicas": 2, "runtime.image": "example.com/triton:1"})
         until("the fault", lambda: injected.hits)
         settled(api, namespace)
-        create(api, namespace, **{"scaling.minReplicas": 2, "runtime.image": "example.com/triton:2"})
+        create(api, namespace, {"scaling.minReplicas": 2, "runtime.image": "example.com/triton:2"})
         settled(api, namespace)
 
     def is_last() -> bool:
@@ -51,6 +67,13 @@ def test_the_reconcile_converges_in_spite_of(
     deployment = api.get(DEPLOYMENTS, namespace, names.deployment("vision"))
     assert deployment["spec"]["replicas"] == 2
     until("an untroubled status", lambda: condition(api.service(namespace, "vision"), "Ready")["reason"] == "Starting")
+    api.delete_namespace(namespace)
+    api.close()
+
+
+@pytest.mark.parametrize("what", [row[0] for row in FAULTS])
+def test_the_reconcile_converges_in_spite_of(what: str, cases: dict[str, Future[None]]) -> None:
+    cases[what].result(timeout=180)
 
 
 def test_a_refused_child_is_told_in_the_status_and_made_once_it_is_allowed(
@@ -61,7 +84,7 @@ def test_a_refused_child_is_told_in_the_status_and_made_once_it_is_allowed(
         found = until("the refusal", lambda: refused(api, namespace))
         assert "injected by the tests' proxy" in found["message"]
         assert condition(api.service(namespace, "vision"), "Stalled")["status"] == "False"
-    create(api, namespace, **{"scaling.maxReplicas": 5})
+    create(api, namespace, {"scaling.maxReplicas": 5})
     settled(api, namespace)
 
 
@@ -74,9 +97,9 @@ def test_dropped_watches_lose_nothing(api: ApiServer, namespace: str, proxy: Fau
     made(api, namespace)
     with proxy.fault(verb="watch", status=500, times=6):
         assert proxy.cut_watches() > 5
-        create(api, namespace, **{"scaling.minReplicas": 2, "runtime.image": "example.com/triton:2"})
+        create(api, namespace, {"scaling.minReplicas": 2, "runtime.image": "example.com/triton:2"})
         api.delete(SERVICES, namespace, "vision")
-        create(api, namespace, "second")
+        create(api, namespace, name="second")
     settled(api, namespace)
     settled(api, namespace, "second")
     until("the new template", lambda: "example.com/triton:2" in str(api.deployment(namespace, "vision")))
@@ -122,7 +145,7 @@ def test_r17_an_api_server_that_is_away_for_a_while_ends_nothing(
     pid = leader.pid
     with proxy.fault(who="shared", drop="request"):
         proxy.cut_watches()
-        create(api, namespace, **{"scaling.minReplicas": 2})
+        create(api, namespace, {"scaling.minReplicas": 2})
         time.sleep(4)
     until("the step", lambda: api.get(DEPLOYMENTS, namespace, "vision-server")["spec"]["replicas"] == 2)
     assert leader.running()

@@ -6,20 +6,24 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
 from apiserver import ApiServer, condition, managers
+from stories import create, made, replicas, settled, until
+
 from conch import names
 from conch.kube.client import HORIZONTAL_POD_AUTOSCALERS, SCALED_OBJECTS
 from makers import make_service
-from stories import create, made, replicas, settled, until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fault_proxy import FaultProxy
+
+    from conftest import Shared
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("leader")]
 
 HPA = "HorizontalPodAutoscaler"
-SEVERAL_TICKS_S = 4.0
+SEVERAL_TICKS_S = 3.0
 
 
 def owners(api: ApiServer, namespace: str) -> set[str]:
@@ -47,13 +51,37 @@ def scaled_object(namespace: str) -> dict[str, Any]:
     }
 
 
+Rivals = dict[str, tuple[Any, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def rivals(api: ApiServer, shared: Shared) -> Iterator[Rivals]:
+    """Two services whose Deployments other autoscalers target, from before the first test on.
+
+    A condition may take a quarter of a minute to change (R11); the other tests run meanwhile.
+    """
+    shared.lead()
+    rivals: Rivals = {
+        "t-hpa": (HORIZONTAL_POD_AUTOSCALERS, hpa("t-hpa")),
+        "t-keda": (SCALED_OBJECTS, scaled_object("t-keda")),
+    }
+    for where, (_, rival) in rivals.items():
+        api.create_namespace(where)
+        made(api, where)
+        until("the handshake", lambda: names.SCALING_MANAGER in owners(api, where))  # noqa: B023 - awaited here
+        api.create(rival)
+    yield rivals
+    for where in rivals:
+        api.delete_namespace(where)
+
+
 def limited(api: ApiServer, namespace: str, reason: str) -> Any:
     found = condition(api.service(namespace, "vision"), "ScalingLimited")
     return found if found.get("reason") == reason else None
 
 
 def test_r1_replicas_are_handed_to_the_scaler_right_after_creation(api: ApiServer, namespace: str) -> None:
-    made(api, namespace, **{"scaling.minReplicas": 2})
+    made(api, namespace, {"scaling.minReplicas": 2})
     until("the handshake", lambda: names.SCALING_MANAGER in owners(api, namespace))
     assert replicas(api, namespace) == 2
 
@@ -61,10 +89,10 @@ def test_r1_replicas_are_handed_to_the_scaler_right_after_creation(api: ApiServe
 def test_r1_row_35_row_38_a_spec_update_never_resets_replicas(
     api: ApiServer, namespace: str, proxy: FaultProxy
 ) -> None:
-    made(api, namespace, **{"scaling.minReplicas": 3})
+    made(api, namespace, {"scaling.minReplicas": 3})
     until("the handshake", lambda: names.SCALING_MANAGER in owners(api, namespace))
     mark = proxy.mark()
-    create(api, namespace, **{"scaling.minReplicas": 1, "runtime.image": "example.com/triton:2"})
+    create(api, namespace, {"scaling.minReplicas": 1, "runtime.image": "example.com/triton:2"})
     settled(api, namespace)
     until("the new template", lambda: "example.com/triton:2" in str(api.deployment(namespace, "vision")))
     time.sleep(SEVERAL_TICKS_S)
@@ -80,7 +108,7 @@ def test_r1_row_35_row_38_a_spec_update_never_resets_replicas(
 
 
 def test_r1_row_40_what_a_person_scaled_holds_and_is_then_taken_back(api: ApiServer, namespace: str) -> None:
-    made(api, namespace, **{"scaling.scaleDown.hold": "6s"})
+    made(api, namespace, {"scaling.scaleDown.hold": "6s"})
     until("the handshake", lambda: names.SCALING_MANAGER in owners(api, namespace))
     api.region.kubectl("-n", namespace, "scale", "deploy/vision-server", "--replicas=3")
     found = until("the condition", lambda: limited(api, namespace, "PersonScaled"))
@@ -93,48 +121,13 @@ def test_r1_row_40_what_a_person_scaled_holds_and_is_then_taken_back(api: ApiSer
     assert replicas(api, namespace) == 3
 
 
-def test_row_36_row_39_beside_another_autoscaler_conch_stops_and_names_it(
-    api: ApiServer, namespace: str, proxy: FaultProxy
-) -> None:
-    """Both kinds at once, each in a namespace of its own: a condition may take a while to change (R11)."""
-    second = f"{namespace}-keda"
-    api.create_namespace(second)
-    rivals = {namespace: (HORIZONTAL_POD_AUTOSCALERS, hpa(namespace)), second: (SCALED_OBJECTS, scaled_object(second))}
-    for where in rivals:
-        made(api, where)
-    for where, (_, rival) in rivals.items():
-        until("the handshake", lambda: names.SCALING_MANAGER in owners(api, where))  # noqa: B023 - awaited here
-        api.create(rival)
-    for where, (_, rival) in rivals.items():
-        found = until("the condition", lambda: limited(api, where, "SecondScaler"))  # noqa: B023 - awaited here
-        assert found["message"].startswith(f"{rival['kind']} theirs also scales this Deployment")
-    mark = proxy.mark()
-    for where in rivals:
-        for count in (3, 4):
-            api.scale(where, "vision", count, manager="horizontal-pod-autoscaler")
-            create(api, where, **{"runtime.image": f"example.com/triton:{count}"})
-            until("the new template", lambda: f"triton:{count}" in str(api.deployment(where, "vision")))  # noqa: B023
-            assert replicas(api, where) == count
-    time.sleep(SEVERAL_TICKS_S)
-    for where, (resource, rival) in rivals.items():
-        assert replicas(api, where) == 4
-        assert scale_writes(proxy, mark, where) == []
-        kept = api.get(resource, where, "theirs")
-        assert kept["spec"] == {**kept["spec"], **rival["spec"]}
-        assert not any("conch" in entry["manager"] for entry in kept["metadata"]["managedFields"])
-        api.delete(resource, where, "theirs")
-    for where in rivals:
-        until("the condition to end", lambda: not limited(api, where, "SecondScaler"))  # noqa: B023 - awaited here
-    api.delete_namespace(second)
-
-
 def test_row_37_with_mode_external_replicas_are_left_to_the_other_scaler(
     api: ApiServer, namespace: str, proxy: FaultProxy
 ) -> None:
-    made(api, namespace, **{"scaling.mode": "External", "scaling.minReplicas": 2})
+    made(api, namespace, {"scaling.mode": "External", "scaling.minReplicas": 2})
     mark = proxy.mark()
     api.scale(namespace, "vision", 4, manager="keda")
-    create(api, namespace, **{"scaling.mode": "External", "runtime.image": "example.com/triton:2"})
+    create(api, namespace, {"scaling.mode": "External", "runtime.image": "example.com/triton:2"})
     settled(api, namespace)
     until("the new template", lambda: "example.com/triton:2" in str(api.deployment(namespace, "vision")))
     time.sleep(SEVERAL_TICKS_S)
@@ -143,11 +136,11 @@ def test_row_37_with_mode_external_replicas_are_left_to_the_other_scaler(
 
 
 def test_r2_a_scale_decided_on_an_old_view_is_dropped(api: ApiServer, namespace: str, proxy: FaultProxy) -> None:
-    made(api, namespace, **{"scaling.maxReplicas": 9})
+    made(api, namespace, {"scaling.maxReplicas": 9})
     until("the handshake", lambda: names.SCALING_MANAGER in owners(api, namespace))
     mark = proxy.mark()
     with proxy.fault(verb="patch", resource="deployments/scale", namespace=namespace, delay_s=2.0) as fault:
-        create(api, namespace, **{"scaling.minReplicas": 3, "scaling.maxReplicas": 9})
+        create(api, namespace, {"scaling.minReplicas": 3, "scaling.maxReplicas": 9})
         until("the write to be on its way", lambda: fault.hits)
         api.scale(namespace, "vision", 7)
         until("its refusal", lambda: scale_writes(proxy, mark, namespace))
@@ -175,3 +168,28 @@ def test_r11_one_step_is_one_write_and_few_of_status(api: ApiServer, namespace: 
     assert asked.count("deployments/scale") == 1
     assert asked.count("inferenceservices/status") <= 5
     assert "deployments" not in asked
+
+
+def test_row_36_row_39_beside_another_autoscaler_conch_stops_and_names_it(
+    api: ApiServer, proxy: FaultProxy, rivals: Rivals
+) -> None:
+    for where, (_, rival) in rivals.items():
+        found = until("the condition", lambda: limited(api, where, "SecondScaler"))  # noqa: B023 - awaited here
+        assert found["message"].startswith(f"{rival['kind']} theirs also scales this Deployment")
+    mark = proxy.mark()
+    for where in rivals:
+        for count in (3, 4):
+            api.scale(where, "vision", count, manager="horizontal-pod-autoscaler")
+            create(api, where, {"runtime.image": f"example.com/triton:{count}"})
+            until("the new template", lambda: f"triton:{count}" in str(api.deployment(where, "vision")))  # noqa: B023
+            assert replicas(api, where) == count
+    time.sleep(SEVERAL_TICKS_S)
+    for where, (resource, rival) in rivals.items():
+        assert replicas(api, where) == 4
+        assert scale_writes(proxy, mark, where) == []
+        kept = api.get(resource, where, "theirs")
+        assert kept["spec"] == {**kept["spec"], **rival["spec"]}
+        assert not any("conch" in entry["manager"] for entry in kept["metadata"]["managedFields"])
+        api.delete(resource, where, "theirs")
+    for where in rivals:
+        until("the condition to end", lambda: not limited(api, where, "SecondScaler"))  # noqa: B023 - awaited here

@@ -152,6 +152,26 @@ def test_an_event_older_than_the_answer_to_our_write_changes_nothing(cache: Cach
     assert found["metadata"]["resourceVersion"] == "10"
 
 
+def test_a_child_that_gets_its_label_back_is_seen_again(cache: Cache, clock: Clock) -> None:
+    """To a watch with a selector, an object that loses its label is deleted."""
+    cache.put(make(version="7"))
+    cache.remove(make(version="8"))
+    assert not cache.put(make(version="7"))
+    assert cache.put(make(version="9"))
+    assert cache.get("Service", "team", "a") is not None
+    cache.remove(make(version="10"))
+    clock.now += 1
+    assert [change.deleted for change in cache.replace("Service", None, [make(version="11")], clock.now)] == [False]
+
+
+def test_an_event_from_before_our_own_write_changes_nothing(cache: Cache) -> None:
+    cache.put(make(version="12"))
+    assert not cache.put(make(version="11"))
+    found = cache.get("Service", "team", "a")
+    assert found is not None
+    assert found["metadata"]["resourceVersion"] == "12"
+
+
 def test_r3_what_a_list_lacks_is_evicted_and_told(cache: Cache, clock: Clock) -> None:
     cache.put(make(name="kept"))
     cache.put(make(name="ghost", service="m"))

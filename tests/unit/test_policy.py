@@ -234,6 +234,11 @@ def test_node_autoscaling_wants_pending_pods_up_to_the_order() -> None:
     assert decide(spec, measured(waiting=80, rate=10), state, History(), NOW).replicas > 3
 
 
+def test_rail_a_late_replica_of_a_rollout_gets_no_replacement() -> None:
+    surge = ReplicaState(wanted=1, ready=1, starting=(NOW - 2 * SPEC.startup_s - 1,), rollout=True)
+    assert decide(SPEC, measured(waiting=0, rate=1), surge, History(), NOW).replicas == 1
+
+
 def test_rail_a_late_replica_gets_one_replacement_and_no_cascade() -> None:
     spec = replace(SPEC, capacity=None)
     late = NOW - 2 * spec.startup_s - 1

@@ -623,6 +623,9 @@ async def test_free_accelerators_count_everybodys_pods_and_list_them_at_most_eve
     now[0] = 10.0
     await accelerators.free(make_spec())
     assert pods.lists == 2
+    now[0] = 11.0
+    await accelerators.free(make_spec(), fresh=True)
+    assert pods.lists == 3
     namespaced = FreeAccelerators(pods, cache, Settings(watch_namespaces=("a",)))
     assert await namespaced.free(make_spec()) is None
 

@@ -36,6 +36,7 @@ def test_each_argument_is_given_once_with_its_value() -> None:
         "--model-repository=/models", "--model-control-mode=none", "--strict-readiness=true", "--exit-on-error=true",
         "--exit-timeout-secs=30", "--http-port=8000", "--grpc-port=8001", "--metrics-port=8002",
         "--allow-sagemaker=false", "--allow-vertex-ai=false", "--log-format=ISO8601",
+        "--log-info=false",
     ],
 )  # fmt: skip
 def test_an_argument_is_there(argument: str) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from child_makers import make_live, make_wanted
 from conch import names
 from conch.api.conditions import Reason
-from conch.kube.errors import Conflict, Unreachable
+from conch.kube.errors import Conflict, Invalid, Unreachable
 from conch.reconcile import steps
 from conch.reconcile.errors import Stalled, Waiting
 from makers import make_service, stored
@@ -44,6 +44,14 @@ class FakeKube:
     async def apply(self, body: Object, *, manager: str) -> Object:
         assert manager == "conch-workload"
         self._called("apply", body["kind"], body["metadata"]["name"])
+        return make_live(body)
+
+    async def merge(self, body: Object, *, manager: str) -> Object:
+        assert manager == "conch-workload"
+        self._called("merge", body["kind"], body["metadata"]["name"])
+        assert body["metadata"]["resourceVersion"]
+        # What stood in the apply's way is gone.
+        self.fails.pop(f"apply {body['kind']} {body['metadata']['name']}", None)
         return make_live(body)
 
     async def delete(
@@ -269,6 +277,26 @@ async def test_r8_row_42_a_hand_edit_is_put_back_and_told_although_the_digest_su
     applied = await apply(kube, children)
     assert kube.calls == ["apply Service vision"]
     assert applied.repaired == ("Service vision: spec.ports[http].port",)
+
+
+async def test_r8_row_42_an_edited_key_of_a_list_is_put_back_by_replacing_the_list() -> None:
+    """A person's port 8888 would stay beside our 8000 under one name, which the API server refuses."""
+    children = all_live()
+    live = next(item for item in children["Service"] if item["metadata"]["name"] == "vision")
+    live["spec"]["ports"][0]["port"] = 8888
+    kube = FakeKube()
+    kube.fails["apply Service vision"] = Invalid(422, "Invalid", 'spec.ports[1].name: Duplicate value: "http"')
+    applied = await apply(kube, children)
+    assert applied.repaired == ("Service vision: spec.ports[http].port",)
+    assert kube.calls == ["apply Service vision", "merge Service vision", "apply Service vision"]
+
+
+async def test_a_child_that_is_refused_when_it_is_made_is_not_merged() -> None:
+    kube = FakeKube()
+    kube.fails["apply Service vision"] = Invalid(422, "Invalid", "no")
+    with pytest.raises(Invalid):
+        await apply(kube, {})
+    assert not any(call.startswith("merge") for call in kube.calls)
 
 
 async def test_r8_a_field_that_is_no_longer_wanted_leads_to_an_apply_that_is_no_repair() -> None:

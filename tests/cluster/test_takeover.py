@@ -9,16 +9,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
 from apiserver import ApiServer, condition
+from stories import CHILDREN, create, images, left, made, replicas, served, settled, until, versions
+
 from conch import names
 from conch.kube.client import DEPLOYMENTS, INFERENCE_SERVICES, LEASES
-from fault_proxy import FaultProxy, Request
 from operators import NAMESPACE, LocalOperator
-from stories import CHILDREN, create, images, left, made, replicas, served, settled, until, versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from fault_proxy import FaultProxy, Request
+
+    from conftest import Shared
 
 pytestmark = pytest.mark.cluster
 
@@ -27,26 +30,29 @@ SHORT_LEASE = {"CONCH_LEASE_DURATION_S": "8", "CONCH_LEASE_RENEW_DEADLINE_S": "6
 LOST_EXIT_CODE = 17
 
 
+@pytest.fixture
+def running(api: ApiServer, shared: Shared) -> LocalOperator:
+    """The shared operator, started again if a test with operators of its own has stopped it."""
+    del api
+    return shared.lead()
+
+
 # --- deletion
 
 
 def test_row_53_deletion_needs_no_operator(api: ApiServer, namespace: str, start: Start) -> None:
+    """Neither that of a service nor that of a whole namespace."""
+    whole = f"{namespace}-whole"
     operator = start()
-    service = made(api, namespace)
-    assert "finalizers" not in service["metadata"]
+    api.create_namespace(whole)
+    for where in (namespace, whole):
+        assert "finalizers" not in made(api, where)["metadata"]
     assert operator.stop() == 0
+    api.delete_namespace(whole)
     api.delete(INFERENCE_SERVICES, namespace, "vision")
     until("the service to go", lambda: api.find(INFERENCE_SERVICES, namespace, "vision") is None)
     until("its children to go", lambda: not left(api, namespace, "vision"))
-
-
-def test_row_53_a_namespace_goes_while_no_operator_runs(api: ApiServer, start: Start) -> None:
-    operator = start()
-    api.create_namespace("t-going")
-    made(api, "t-going")
-    operator.stop()
-    api.delete_namespace("t-going")
-    until("the namespace to go", lambda: not there(api, "t-going"))
+    until("the namespace to go", lambda: not there(api, whole))
 
 
 def there(api: ApiServer, namespace: str) -> bool:
@@ -54,20 +60,18 @@ def there(api: ApiServer, namespace: str) -> bool:
     return namespace in {item["metadata"]["name"] for item in found}
 
 
-@pytest.mark.usefixtures("leader")
+@pytest.mark.usefixtures("running")
 def test_row_51_a_namespace_goes_while_the_operator_runs(api: ApiServer) -> None:
     api.create_namespace("t-going-too")
     for name in ("one", "two", "three"):
-        create(api, "t-going-too", name)
+        create(api, "t-going-too", name=name)
     settled(api, "t-going-too", "three")
     api.delete_namespace("t-going-too")
     until("the namespace to go", lambda: not there(api, "t-going-too"))
 
 
-@pytest.mark.usefixtures("leader")
-def test_r4_foreground_deletion_ends_while_the_operator_runs(
-    api: ApiServer, namespace: str, proxy: FaultProxy
-) -> None:
+@pytest.mark.usefixtures("running")
+def test_r4_foreground_deletion_ends_while_the_operator_runs(api: ApiServer, namespace: str, proxy: FaultProxy) -> None:
     made(api, namespace)
     mark = proxy.mark()
     api.delete(INFERENCE_SERVICES, namespace, "vision", propagation="Foreground")
@@ -76,9 +80,10 @@ def test_r4_foreground_deletion_ends_while_the_operator_runs(
     assert proxy.writes(mark, namespace=namespace) == []
 
 
-@pytest.mark.usefixtures("leader")
-def test_row_52_a_service_that_never_started_goes_at_once(api: ApiServer, namespace: str) -> None:
-    create(api, namespace, **{"placement.nodeSelector": {"no": "such-node"}})
+@pytest.mark.usefixtures("running")
+def test_row_50_row_52_a_service_that_never_started_goes_at_once(api: ApiServer, namespace: str) -> None:
+    """Its claim does not exist, and neither does a node for it."""
+    create(api, namespace, {"placement.nodeSelector": {"no": "such-node"}})
     until("a status", lambda: "status" in api.service(namespace, "vision"))
     api.delete(INFERENCE_SERVICES, namespace, "vision")
     until("its children to go", lambda: not left(api, namespace, "vision"))
@@ -90,7 +95,7 @@ def test_row_52_a_service_that_never_started_goes_at_once(api: ApiServer, namesp
 
 def test_row_24_a_restart_keeps_the_replicas_that_were_decided(api: ApiServer, namespace: str, start: Start) -> None:
     first = start("before")
-    made(api, namespace, **{"scaling.minReplicas": 3})
+    made(api, namespace, {"scaling.minReplicas": 3})
     create(api, namespace)
     until("the status", lambda: settled(api, namespace)["status"]["scaling"]["replicas"] == 3)
     first.stop()
@@ -119,10 +124,10 @@ def test_r7_another_operator_version_rolls_nothing_until_the_spec_changes(
     assert versions(api, namespace, [resource for resource, _ in CHILDREN]) == all_before
     written = {asked.resource for asked in proxy.writes(mark, namespace=namespace)}
     assert written <= {"events", "inferenceservices/status"}
-    create(api, namespace, **{"scaling.maxReplicas": 5})
+    create(api, namespace, {"scaling.maxReplicas": 5})
     settled(api, namespace)
     assert images(api.get(DEPLOYMENTS, namespace, "vision-server")) == images(before)
-    create(api, namespace, **{"scaling.maxReplicas": 5, "resources.memory": "3Gi"})
+    create(api, namespace, {"scaling.maxReplicas": 5, "resources.memory": "3Gi"})
     until("the new images", lambda: "triton:new" in str(images(api.get(DEPLOYMENTS, namespace, "vision-server"))))
     assert images(api.get(DEPLOYMENTS, namespace, "vision-server")) == {
         names.FETCH_CONTAINER: "example.com/conch:new",
@@ -133,7 +138,7 @@ def test_r7_another_operator_version_rolls_nothing_until_the_spec_changes(
 def test_row_61_a_service_replaced_by_force_keeps_its_pods(api: ApiServer, namespace: str, start: Start) -> None:
     """As `kubectl replace` and `helm --force` do: every annotation and label of the Deployment is lost."""
     start()
-    made(api, namespace, **{"scaling.minReplicas": 2})
+    made(api, namespace, {"scaling.minReplicas": 2})
     before = api.get(DEPLOYMENTS, namespace, "vision-server")
     lost = [{"op": "remove", "path": "/metadata/annotations"}]
     api.edit(DEPLOYMENTS, namespace, "vision-server", lost)
@@ -161,7 +166,7 @@ def writes_of(proxy: FaultProxy, mark: int, who: str) -> list[Request]:
 def churn(api: ApiServer, namespace: str) -> Iterator[None]:
     """Something to write with each step: a service whose spec changes."""
     for number in range(1000):
-        create(api, namespace, **{"runtime.image": f"example.com/triton:{number}"})
+        create(api, namespace, {"runtime.image": f"example.com/triton:{number}"})
         yield
 
 
@@ -183,11 +188,12 @@ def test_r17_row_21_a_killed_leader_is_succeeded_by_the_standby(
     made(api, namespace)
     assert (first.leads(), second.leads()) == (True, False)
     assert writes_of(proxy, mark, "second") == []
-    assert second.get("/readyz")[1].startswith(f"standby; the leader is {lease(api)['holderIdentity']}")
+    standby = f"standby; the leader is {lease(api)['holderIdentity']}"
+    until("the standby to know its leader", lambda: second.get("/readyz")[1].startswith(standby))
     killed, began = proxy.mark(), time.monotonic()
     first.signal(signal.SIGKILL)
     takeover_s = wait_for_takeover(api, namespace, second, began)
-    create(api, namespace, **{"runtime.image": "example.com/triton:last"})
+    create(api, namespace, {"runtime.image": "example.com/triton:last"})
     until("the new leader's work", lambda: "triton:last" in str(api.deployment(namespace, "vision")))
     record_property("takeover_s", round(takeover_s, 1))
     print(f"\ntakeover after kill -9 with the default lease: {takeover_s:.1f} s")  # noqa: T201 - a figure for people
@@ -206,7 +212,7 @@ def test_r2_a_leader_that_was_stopped_writes_nothing_when_it_goes_on(
     takeover_s = wait_for_takeover(api, namespace, second, began)
     print(f"\ntakeover after SIGSTOP with a lease of 8 s: {takeover_s:.1f} s")  # noqa: T201 - a figure for people
     # It wakes with work in its queue: the spec has changed meanwhile.
-    create(api, namespace, **{"runtime.image": "example.com/triton:last"})
+    create(api, namespace, {"runtime.image": "example.com/triton:last"})
     first.signal(signal.SIGCONT)
     until("it to end", lambda: not first.running())
     assert first.exit_code() == LOST_EXIT_CODE

@@ -1,25 +1,21 @@
-"""Steady state, drift, changes in mid-flight: the reconcile of one service on a real API server."""
+"""Drift, changes in mid-flight, what the status says and whose objects are whose: one service on a real API server."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
 from apiserver import ApiServer, Refused, condition
-from conch import names
-from conch.kube.client import DEPLOYMENTS, INFERENCE_SERVICES, NETWORK_POLICIES, SERVICES, Resource
 from stories import (
     CHILDREN,
     create,
+    edit_port,
     images,
     left,
     made,
     missing,
+    port_is_back,
     replicas,
     served,
     settled,
@@ -28,111 +24,17 @@ from stories import (
     versions,
 )
 
+from conch import names
+from conch.kube.client import DEPLOYMENTS, INFERENCE_SERVICES, NETWORK_POLICIES, SERVICES, Resource
+
 if TYPE_CHECKING:
-    from fault_proxy import FaultProxy, Request
-    from operators import LocalOperator
+    from collections.abc import Callable
+
+    from fault_proxy import FaultProxy
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("leader")]
 
-QUIET_S = 60.0
-FIGHT_S = 20.0
-REPAIRS_PER_MINUTE = 3
-
-
-# --- two long stories run beside the other tests of this file
-
-
-@dataclass
-class Quiet:
-    """Three services that nobody touches."""
-
-    namespace: str
-    began: float
-    mark: int
-    versions: dict[str, str]
-
-
-@pytest.fixture(scope="module")
-def quiet(api: ApiServer, proxy: FaultProxy, shared: Any) -> Iterator[Quiet]:
-    """Three services, one of them with pods that pretend to be ready; the clock runs once all have settled."""
-    shared.lead()
-    namespace = "t-quiet"
-    api.create_namespace(namespace)
-    for name in ("one", "two", "three"):
-        create(api, namespace, name)
-    for name in ("one", "two", "three"):
-        settled(api, namespace, name)
-    served(api, namespace, "one")
-
-    def rest() -> bool:
-        before = versions(api, namespace)
-        time.sleep(2.5)
-        return before == versions(api, namespace)
-
-    until("the services to come to rest", rest)
-    yield Quiet(namespace, time.monotonic(), proxy.mark(), versions(api, namespace))
-    api.delete_namespace(namespace)
-
-
-class Rival:
-    """Another controller that wants a Service to have another port, and puts it back as often as it is changed."""
-
-    def __init__(self, api: ApiServer, namespace: str) -> None:
-        self._api = ApiServer(api.region)
-        self._namespace = namespace
-        self._over = threading.Event()
-        self.edits = 0
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._over.wait(0.1):
-            live = self._api.clients_service(self._namespace, "vision")
-            if live is not None and live["spec"]["ports"][0]["port"] != 8888:
-                edit_port(self._api, self._namespace)
-                self.edits += 1
-        self._api.close()
-
-    def give_up(self) -> None:
-        """Stop to fight."""
-        self._over.set()
-        self._thread.join(10)
-
-
-@dataclass
-class Fight:
-    """A service whose Service somebody else keeps changing."""
-
-    namespace: str
-    began: float
-    mark: int
-    rival: Rival
-
-
-@pytest.fixture(scope="module")
-def fight(api: ApiServer, proxy: FaultProxy, shared: Any) -> Iterator[Fight]:
-    """It begins with the file."""
-    shared.lead()
-    namespace = "t-fight"
-    api.create_namespace(namespace)
-    made(api, namespace)
-    fight = Fight(namespace, time.monotonic(), proxy.mark(), Rival(api, namespace))
-    yield fight
-    fight.rival.give_up()
-    api.delete_namespace(namespace)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _long_stories(quiet: Quiet, fight: Fight) -> None:
-    """Begin both before the first test."""
-
-
 # --- drift
-
-
-def edit_port(api: ApiServer, namespace: str) -> None:
-    edit = [{"op": "replace", "path": "/spec/ports/0/port", "value": 8888}]
-    api.edit(SERVICES, namespace, "vision", edit)
 
 
 def edit_image(api: ApiServer, namespace: str) -> None:
@@ -154,11 +56,6 @@ def remove_service_label(api: ApiServer, namespace: str) -> None:
     api.edit(NETWORK_POLICIES, namespace, names.network_policy("vision"), edit)
 
 
-def port_is_back(api: ApiServer, namespace: str) -> bool:
-    service = api.clients_service(namespace, "vision")
-    return service is not None and service["spec"]["ports"][0]["port"] == names.HTTP_PORT
-
-
 def image_is_back(api: ApiServer, namespace: str) -> bool:
     deployment = api.deployment(namespace, "vision")
     return deployment is not None and images(deployment)[names.SERVER_CONTAINER] != "example.com/other:1"
@@ -166,7 +63,7 @@ def image_is_back(api: ApiServer, namespace: str) -> bool:
 
 def policy_is_back(api: ApiServer, namespace: str) -> bool:
     policy = api.get(NETWORK_POLICIES, namespace, names.network_policy("vision"))
-    return policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    return bool(policy["spec"]["policyTypes"] == ["Ingress", "Egress"])
 
 
 def labels_are_back(resource: Resource, name: str) -> Callable[[ApiServer, str], bool]:
@@ -205,12 +102,13 @@ DRIFT = [
 def test_r8_row_42_a_hand_edit_is_put_back_and_the_event_names_the_field(
     api: ApiServer,
     namespace: str,
+    *,
     what: str,
     edit: Callable[[ApiServer, str], None],
     is_back: Callable[[ApiServer, str], bool],
     message: str,
 ) -> None:
-    made(api, namespace, **{"scaling.minReplicas": 2})
+    made(api, namespace, {"scaling.minReplicas": 2})
     edit(api, namespace)
     until(f"{what} to be put back", lambda: is_back(api, namespace))
     until("the event", lambda: message in api.events(namespace, "DriftRepaired"))
@@ -218,7 +116,7 @@ def test_r8_row_42_a_hand_edit_is_put_back_and_the_event_names_the_field(
 
 
 def test_every_child_deleted_by_hand_comes_back(api: ApiServer, namespace: str) -> None:
-    made(api, namespace, **{"scaling.minReplicas": 3})
+    made(api, namespace, {"scaling.minReplicas": 3})
     before = {
         (resource.kind, child("vision")): api.get(resource, namespace, child("vision"))["metadata"]["uid"]
         for resource, child in CHILDREN
@@ -245,11 +143,11 @@ def test_a_spec_change_in_the_middle_of_a_reconcile_ends_at_the_last_spec(
     api: ApiServer, namespace: str, proxy: FaultProxy, slow: str
 ) -> None:
     with proxy.fault(verb="patch", resource=slow, namespace=namespace, delay_s=1.0) as fault:
-        create(api, namespace, **{"runtime.image": "example.com/triton:1"})
+        create(api, namespace, {"runtime.image": "example.com/triton:1"})
         until("the slow write", lambda: fault.hits)
-        create(api, namespace, **{"runtime.image": "example.com/triton:2"})
+        create(api, namespace, {"runtime.image": "example.com/triton:2"})
         time.sleep(0.5)
-        create(api, namespace, **{"runtime.image": "example.com/triton:3"})
+        create(api, namespace, {"runtime.image": "example.com/triton:3"})
 
     def is_last() -> bool:
         deployment = api.deployment(namespace, "vision")
@@ -285,11 +183,11 @@ def test_r10_row_58_row_59_row_60_the_status_means_what_kstatus_reads(
     assert service["status"]["observedGeneration"] == 1
     assert service["status"]["replicas"]["summary"] == "1/1"
     # More replicas are no rollout; the second one is not ready.
-    create(api, namespace, **{"scaling.minReplicas": 2})
+    create(api, namespace, {"scaling.minReplicas": 2})
     service = until("both replicas", lambda: with_summary(api, namespace, "1/2"))
     assert condition(service, "Ready")["status"] == "True"
     # A new template is one: the old pods answer while it rolls, of the generation that they serve.
-    create(api, namespace, **{"scaling.minReplicas": 2, "runtime.image": "example.com/triton:2"})
+    create(api, namespace, {"scaling.minReplicas": 2, "runtime.image": "example.com/triton:2"})
     service = until("the rollout to be told", lambda: rolling(api, namespace))
     assert service["status"]["observedGeneration"] == 3
     assert condition(service, "Ready")["status"] == "True"
@@ -367,7 +265,7 @@ def test_a_spec_that_got_past_the_schema_leaves_the_children_as_they_are(api: Ap
 
     def rules_are_back() -> bool:
         try:
-            create(api, namespace, **{"models[0].source.uri": "ftp://example.com/y"})
+            create(api, namespace, {"models[0].source.uri": "ftp://example.com/y"})
         except Refused:
             return True
         return False
@@ -465,7 +363,10 @@ def test_row_55_applying_again_and_diffing_shows_nothing(api: ApiServer, namespa
     sample = "manifests/samples/filetype.yaml"
     api.region.run([*kubectl, "apply", "-f", sample])
     settled(api, namespace, "filetype")
-    assert "unchanged" in api.region.run([*kubectl, "apply", "-f", sample]).stdout
+    before = api.service(namespace, "filetype")
+    api.region.run([*kubectl, "apply", "-f", sample])
+    after = api.service(namespace, "filetype")
+    assert (after["metadata"]["generation"], after["spec"]) == (1, before["spec"])
     by_server = ["--server-side", "--field-manager=gitops", "--force-conflicts"]
     for options in ([], by_server):
         shown = api.region.run([*kubectl, "diff", *options, "-f", sample], check=False)
@@ -487,34 +388,3 @@ def test_kubectl_explain_describes_scaling(api: ApiServer) -> None:
     for field in ("minReplicas", "maxReplicas", "queueDepth", "scaleDown", "whenMetricsMissing"):
         assert field in said
     assert "<empty>" not in said
-
-
-# --- the ends of the long stories
-
-
-def repairs(asked: list[Request]) -> list[Request]:
-    return [write for write in asked if write.resource == "services" and write.name == "vision" and write.carried_out]
-
-
-def test_row_39_a_fight_over_a_child_is_limited_and_ends_as_the_spec_says(
-    api: ApiServer, proxy: FaultProxy, fight: Fight
-) -> None:
-    time.sleep(max(0.0, FIGHT_S - (time.monotonic() - fight.began)))
-    fight.rival.give_up()
-    until("the last repair", lambda: port_is_back(api, fight.namespace), limit_s=90)
-    times = [write.at for write in repairs(proxy.writes(fight.mark, namespace=fight.namespace))]
-    assert fight.rival.edits >= REPAIRS_PER_MINUTE
-    for first, fourth in zip(times, times[REPAIRS_PER_MINUTE:], strict=False):
-        assert fourth - first > 55
-
-
-def test_no_write_in_60_s_of_steady_state(
-    api: ApiServer, proxy: FaultProxy, quiet: Quiet, leader: LocalOperator
-) -> None:
-    time.sleep(max(0.0, QUIET_S - (time.monotonic() - quiet.began)))
-    assert proxy.writes(quiet.mark, namespace=quiet.namespace) == []
-    assert versions(api, quiet.namespace) == quiet.versions
-    # The same by the operator's own count, of all namespaces, for as long as nothing else happens here.
-    before = leader.writes()
-    time.sleep(3)
-    assert leader.writes() == before
