@@ -202,6 +202,7 @@ class Operator:
     async def _resync(self) -> None:
         """Every service once in `resync_s`, spread evenly, whatever events were missed."""
         while True:
+            await self._look_for_pod_monitors()
             services = [_key(service) for service in self.cache.list(names.SERVICE_KIND)]
             pause_s = self._settings.resync_s / max(1, len(services))
             for key in services:
@@ -209,6 +210,13 @@ class Operator:
                 self.queue.add(key)
             if not services:
                 await asyncio.sleep(self._settings.resync_s)
+
+    async def _look_for_pod_monitors(self) -> None:
+        """Stop making them when their CRD is gone; one that comes later is in no watch before a restart."""
+        try:
+            self._with_pod_monitors = self._with_pod_monitors and await self.kube.has_resource(POD_MONITORS)
+        except ApiError as error:
+            log.warning("operator.discovery_failed", error=str(error))
 
     async def _scale(self) -> None:
         while True:

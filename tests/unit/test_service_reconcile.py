@@ -147,8 +147,9 @@ class FakeOutside:
         assert (namespace, name) == KEY
         return max(self.first, spec.scaling.min_replicas)
 
-    async def free(self, spec: InferenceServiceSpec, *, fresh: bool = False) -> int | None:
+    async def free(self, spec: InferenceServiceSpec, *, fresh: bool = False) -> int | None:  # noqa: ARG002
         assert spec.accelerator.count
+        self.asked_fresh = fresh
         return self.free_now
 
 

@@ -293,7 +293,7 @@ async def test_r8_row_42_an_edited_key_of_a_list_is_put_back_by_replacing_the_li
 
 async def test_a_child_that_is_refused_when_it_is_made_is_not_merged() -> None:
     kube = FakeKube()
-    kube.fails["apply Service vision"] = Invalid(422, "Invalid", "no")
+    kube.fails["apply NetworkPolicy vision-network"] = Invalid(422, "Invalid", "no")
     with pytest.raises(Invalid):
         await apply(kube, {})
     assert not any(call.startswith("merge") for call in kube.calls)
