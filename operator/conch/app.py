@@ -39,6 +39,8 @@ log = structlog.get_logger(__name__)
 
 FATAL_EXIT_CODE: Final = 1
 STOP_LIMIT_S: Final = 20.0
+# One rollout step shows as several events of the Deployment and its pods within moments; they are one reason to look.
+CHILD_DELAY_S: Final = 0.2
 
 
 class Operator:
@@ -248,7 +250,7 @@ class Operator:
         labelled = (metadata.get("labels") or {}).get(names.SERVICE_LABEL)
         for service in {labelled, steps.owner_name(obj)}:
             if service is not None:
-                self.queue.add(Key(namespace, service))
+                self.queue.add_after(Key(namespace, service), CHILD_DELAY_S)
 
     def _acquired(self) -> None:
         """Called in the elector's thread."""

@@ -149,7 +149,6 @@ class FakeOutside:
 
     async def free(self, spec: InferenceServiceSpec, *, fresh: bool = False) -> int | None:  # noqa: ARG002
         assert spec.accelerator.count
-        self.asked_fresh = fresh
         return self.free_now
 
 
