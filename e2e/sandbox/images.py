@@ -176,7 +176,9 @@ def prune() -> None:
     """Drop the layers of older builds once there are many; the next build is then a whole one."""
     fix = f"delete {cache_root() / 'buildah'}"
     if len(buildah("images", "--all", "--quiet", fix=fix).split()) > LAYERS_KEPT:
-        buildah("rmi", "--prune", fix=fix)
+        # a build that was killed leaves a working container, whose image can't go; that is no reason not to start
+        with contextlib.suppress(SandboxError):
+            buildah("rmi", "--prune", fix=fix)
 
 
 def export(reference: str, archive: Path) -> None:
