@@ -1,6 +1,7 @@
 """Container images without a registry: a Debian base, then ordinary Dockerfiles by buildah, kept as OCI archives."""
 
 import configparser
+import contextlib
 import os
 import re
 import shutil
