@@ -1,6 +1,7 @@
 # Each target sets up what it needs; `make` alone lists them.
 CLUSTER ?= sandbox
 PYTHON := .venv/bin/python
+CRD := crds/conch.dev_inferenceservices.yaml
 
 .PHONY: help demo test test-long verify bench sandbox generate clean
 
@@ -17,7 +18,7 @@ test-long: .venv/ready ## what takes too long for every change
 	$(PYTHON) -m pytest tests e2e -m long --cluster=$(CLUSTER)
 
 verify: .venv/ready ## style, types, import contracts, and that everything generated is up to date
-	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/lint-imports && $(PYTHON) -m conch.api.crd --check
+	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/lint-imports && $(PYTHON) -m conch.api.crd --check $(CRD)
 
 bench: .venv/ready ## measure, print and write build/bench.json
 	$(PYTHON) -m bench
@@ -26,7 +27,7 @@ sandbox: .venv/ready ## a shell in a running local cluster, with kubectl and KUB
 	$(PYTHON) -m sandbox up && $(PYTHON) -m sandbox shell
 
 generate: .venv/ready ## write crds/ and the hashed requirement files anew
-	$(PYTHON) -m conch.api.crd && $(PYTHON) e2e/environment.py lock
+	$(PYTHON) -m conch.api.crd > $(CRD) && $(PYTHON) e2e/environment.py lock
 
 clean: ## stop the local cluster and remove what the other targets made here
 	[ ! -e .venv/ready ] || $(PYTHON) -m sandbox down
