@@ -299,6 +299,9 @@ def sweep_dead() -> None:
             # a run that is just starting, or stopping, holds its lock
             if not free or guard_running(run_root(run)):
                 continue
+            # a run that this cache folder doesn't know is another cache folder's, and may be alive
+            if not run_root(run).is_dir() and cgroups.processes(run):
+                continue
             cgroups.sweep(run, 5)
             if (run_root(run) / OWNED).exists():
                 shutil.rmtree(run_root(run), ignore_errors=True)
