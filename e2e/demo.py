@@ -30,7 +30,7 @@ from rich.text import Text
 from conch import names
 from load import Load, Result, fetch, infer_answer, infer_request, percentile
 from operators import NAMESPACE as OPERATOR_NAMESPACE
-from operators import install_operator
+from operators import install_operator, wait_reachable
 from sandbox import Region, Sandbox, SandboxError
 from sandbox.kind import KindRegion, KindSandbox
 from sandbox.paths import REPOSITORY
@@ -506,6 +506,7 @@ class Play:
         self.stage.say(await self.kubectl("get", "cisvc"))
         url = await asyncio.to_thread(address, self.region, self.service, self.namespace)
         labels = await asyncio.to_thread(read_labels, self.region, self.service, self.namespace)
+        wait_reachable(url)
         self.outcome.predictions = await predict(url, labels, FILES)
         self.stage.predicted(self.outcome.predictions)
         return url

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -45,6 +46,20 @@ def wait_until(condition: Callable[[], T], limit_s: float, what: str, every_s: f
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {limit_s:g} s for {what}; the last answer was {value!r}")
         time.sleep(every_s)
+
+
+def wait_reachable(url: str, limit_s: float = 20.0) -> None:
+    """Until a Service's address takes connections: kube-proxy follows a pod's readiness by up to some seconds."""
+    parts = urllib.parse.urlsplit(url)
+
+    def answers() -> bool:
+        try:
+            socket.create_connection((parts.hostname or "", parts.port or 80), 2).close()
+        except OSError:
+            return False
+        return True
+
+    wait_until(answers, limit_s, f"{parts.netloc} to take connections", 0.1)
 
 
 def manifest_objects() -> list[dict[str, Any]]:

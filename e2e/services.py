@@ -20,7 +20,7 @@ import yaml
 
 from conch import names
 from load import Load, Result, check_infer, infer_answer, infer_request
-from operators import NAMESPACE, ROOT, wait_until
+from operators import NAMESPACE, ROOT, wait_reachable, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -161,6 +161,7 @@ class Service:
             )
 
         self.wait(f"{replicas} ready", ready, limit_s)
+        wait_reachable(self.url())
         return self
 
     def wait_condition(self, type_: str, status: str, *, limit_s: float = READY_LIMIT_S, says: str = "") -> str:

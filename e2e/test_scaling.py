@@ -396,6 +396,7 @@ def test_a_persons_scale_holds_and_is_then_taken_back(running: dict[str, Service
     assert service.events("ReplicasSetByHand")
 
 
+@pytest.mark.long  # tests/cluster shows the same without pods
 def test_row_39_an_hpa_that_targets_us_is_named_and_not_fought(running: dict[str, Service]) -> None:
     service = running["rivaled"]
     message = service.wait_condition("ScalingLimited", "True", says="HorizontalPodAutoscaler rival")
