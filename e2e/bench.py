@@ -148,9 +148,10 @@ async def burst(admin: Administrator, namespace: str, count: int) -> dict[str, A
 
 
 class FakeKubelet:
-    """Binds every pod to a fake node and calls it Running and Ready: no container runs."""
+    """Keeps a fake node alive and, when told to, calls every pod on it Running and Ready: no container runs."""
 
     def __init__(self, admin: Administrator) -> None:
+        self.starts_pods = False
         self._admin = admin
         self._task: asyncio.Task[None] | None = None
 
@@ -174,11 +175,13 @@ class FakeKubelet:
             if time.monotonic() - beat > 10:
                 beat = time.monotonic()
                 await self._heartbeat()
+            await asyncio.sleep(1.0)
+            if not self.starts_pods:
+                continue
             pods, _ = await self._admin.kube.list(PODS, label_selector=names.MANAGED_SELECTOR)
             waiting = [pod for pod in pods if pod.get("status", {}).get("phase") == "Pending"]
             turn = asyncio.Semaphore(CONCURRENCY)
             await asyncio.gather(*(self._start(pod, turn) for pod in waiting))
-            await asyncio.sleep(0.5)
 
     async def _heartbeat(self) -> None:
         ready = {"type": "Ready", "status": "True", "reason": "Fake", "message": "fake", "lastHeartbeatTime": _now()}
@@ -313,13 +316,14 @@ async def control_plane_figures(sizes: tuple[int, ...], folder: Path) -> dict[st
                 operator = LocalOperator(region, folder, settings=settings)
                 operator.start()
                 await asyncio.to_thread(wait_until, operator.leads, 60, "the operator to lead")
-                for size in sizes:
-                    figures[f"services_{size}"] = await one_size(admin, region, operator, triton, size)
-                    if size == 1:
-                        figures["queries_per_tick_1"] = await per_tick(operator, url, 5, 20)
-                total = sum(sizes)
-                figures.update(await settled(operator, total, url))
-                figures.update(await restarted(operator, total))
+                async with FakeKubelet(admin) as kubelet:
+                    for size in sizes:
+                        figures[f"services_{size}"] = await one_size(admin, region, operator, kubelet, triton, size)
+                        if size == 1:
+                            figures["queries_per_tick_1"] = await per_tick(operator, url, 5, 20)
+                    total = sum(sizes)
+                    figures.update(await settled(operator, total, url))
+                    figures.update(await restarted(operator, total))
                 operator.stop()
     finally:
         sandbox.down(keep_logs=False)
@@ -327,7 +331,12 @@ async def control_plane_figures(sizes: tuple[int, ...], folder: Path) -> dict[st
 
 
 async def one_size(
-    admin: Administrator, region: Region, operator: LocalOperator, triton: FakeTriton, size: int
+    admin: Administrator,
+    region: Region,
+    operator: LocalOperator,
+    kubelet: FakeKubelet,
+    triton: FakeTriton,
+    size: int,
 ) -> dict[str, Any]:
     """One burst without pods, as the peer was measured; then fake pods, and writes per service until all is quiet."""
     namespace = f"bench-{size}"
@@ -342,12 +351,13 @@ async def one_size(
         items, _ = await admin.kube.list(INFERENCE_SERVICES, namespace)
         return sum(1 for item in items if not _is_ready(item))
 
-    async with FakeKubelet(admin):
-        deadline = time.monotonic() + LIMIT_S
-        while await unready() and time.monotonic() < deadline:
-            await asyncio.sleep(2.0)
-        await triton.refresh()
-        await quiet(operator)
+    kubelet.starts_pods = True
+    deadline = time.monotonic() + LIMIT_S
+    while await unready() and time.monotonic() < deadline:
+        await asyncio.sleep(2.0)
+    kubelet.starts_pods = False
+    await triton.refresh()
+    await quiet(operator)
     result["unready"] = await unready()
     result["writes_per_service"] = difference(before, operator.writes(), size)
     result["rss_mib"] = operator.rss_mib()
