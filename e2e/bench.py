@@ -318,7 +318,9 @@ async def control_plane_figures(sizes: tuple[int, ...], folder: Path) -> dict[st
                 await asyncio.to_thread(wait_until, operator.leads, 60, "the operator to lead")
                 async with FakeKubelet(admin) as kubelet:
                     for size in sizes:
-                        figures[f"services_{size}"] = await one_size(admin, region, operator, kubelet, triton, size)
+                        figures[f"services_{size}"] = await one_size(
+                            admin, region, operator, kubelet=kubelet, triton=triton, size=size
+                        )
                         if size == 1:
                             figures["queries_per_tick_1"] = await per_tick(operator, url, 5, 20)
                     total = sum(sizes)
@@ -334,6 +336,7 @@ async def one_size(
     admin: Administrator,
     region: Region,
     operator: LocalOperator,
+    *,
     kubelet: FakeKubelet,
     triton: FakeTriton,
     size: int,
