@@ -41,6 +41,8 @@ FATAL_EXIT_CODE: Final = 1
 STOP_LIMIT_S: Final = 20.0
 # One rollout step shows as several events of the Deployment and its pods within moments; they are one reason to look.
 CHILD_DELAY_S: Final = 0.2
+# A LIST this young needs no second one before the first write.
+FRESH_S: Final = 10.0
 
 
 class Operator:
@@ -55,6 +57,7 @@ class Operator:
         self._beat = time.monotonic()
         self._failure = ""
         self._warm = False
+        self._primed_at = 0.0
         self._loop = asyncio.get_running_loop()
 
         self.cache = Cache()
@@ -154,6 +157,7 @@ class Operator:
         delay_s = 1.0
         while not self._stop.is_set():
             try:
+                self._primed_at = time.monotonic()
                 await self._watch.prime()
                 self._with_pod_monitors = await self.kube.has_resource(POD_MONITORS)
             except ApiError as error:
@@ -167,7 +171,8 @@ class Operator:
         """Once the Lease is held: reconcile everything, then whatever changes, and scale."""
         await self._leading.wait()
         log.info("operator.leads", services=self.cache.count(names.SERVICE_KIND))
-        await self._watch.prime()  # what changed hands while we waited must be seen before the first write
+        if time.monotonic() - self._primed_at > FRESH_S:
+            await self._watch.prime()  # what changed while we stood by must be seen before the first write
         self._scaling.start()
         for service in self.cache.list(names.SERVICE_KIND):
             self.queue.add(_key(service))
