@@ -35,8 +35,10 @@ def test_down_leaves_nothing_with_two_regions() -> None:
 
 
 OWNER = """
-import os, sys, time
+import os, signal, sys, time
 from sandbox import Sandbox
+# A shell that starts a test run in the background has it ignore SIGINT, and every child inherits that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 made = Sandbox.up(sys.argv[1], nodes=sys.argv[2] == "nodes", operator_image=False, owner=os.getpid())
 if sys.argv[2] == "nodes":
     made.region().apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "default"},
@@ -57,7 +59,10 @@ def test_a_killed_owner_leaves_nothing(number: signal.Signals) -> None:
             assert any("process" in line for line in leftovers(run))
         finally:
             owner.send_signal(number)
-            owner.wait(20)
+            try:
+                owner.wait(20)
+            finally:
+                owner.kill()
     wait_for(lambda: leftovers(run) == [], 30, f"left over: {leftovers(run)}")
 
 
