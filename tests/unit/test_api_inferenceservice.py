@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from conch.api.fields import canonical_quantity, format_duration, parse_duration, parse_quantity
-from conch.api.inferenceservice import InferenceServiceSpec, InferenceServiceStatus, InvalidSpec, parse_service, shown
+from conch.api.inferenceservice import InferenceServiceSpec, InvalidSpec, parse_service
+from conch.api.shown import shown
+from conch.api.status import InferenceServiceStatus
 from invalid_services import VALID, valid_service
 from makers import make_service, make_spec
 

@@ -12,8 +12,8 @@ import pytest
 
 from conch import names
 from conch.api.conditions import Reason
-from conch.api.inferenceservice import InferenceServiceStatus
 from conch.api.parsed import ParsedSpecs
+from conch.api.status import InferenceServiceStatus
 from conch.config import Settings
 from conch.kube.cache import Cache
 from conch.kube.errors import Conflict, Forbidden, NotLeader

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from child_makers import make_deployment, make_pod
 from conch.api.conditions import MAX_MESSAGE, Condition, ConditionType, Reason
-from conch.api.inferenceservice import InferenceServiceStatus
+from conch.api.status import InferenceServiceStatus
 from conch.reconcile.errors import ReconcileError, Retryable, Stalled, Waiting
 from conch.reconcile.observation import Observation, Problem, observe
 from conch.reconcile.status import StatusInputs, build_status, first_sight

@@ -14,7 +14,8 @@ from pydantic import Field
 
 from child_makers import make_deployment, make_live, make_wanted
 from conch import names
-from conch.api.inferenceservice import InferenceServiceSpec, Runtime
+from conch.api.inferenceservice import InferenceServiceSpec
+from conch.api.runtime import Runtime
 from conch.storage.plan import Plan
 from conch.triton import server
 from conch.workload import deployment as module

@@ -14,7 +14,8 @@ import yaml
 
 from conch import names
 from conch.api.fields import DURATION_PATTERN, VALIDATIONS, format_duration
-from conch.api.inferenceservice import NAME_CEL, NAME_MESSAGE, InferenceServiceSpec, InferenceServiceStatus
+from conch.api.inferenceservice import NAME_CEL, NAME_MESSAGE, InferenceServiceSpec
+from conch.api.status import InferenceServiceStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ from tritonclient.grpc import model_config_pb2
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from conch.api.inferenceservice import Format, Model, Tensor
+    from conch.api.model import Format, Model, Tensor
 
 # Triton fills in the platform (onnxruntime_onnx) from the backend.
 _BACKENDS: Final[dict[Format, str]] = {"ONNX": "onnxruntime", "Python": "python"}

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from conch.api.inferenceservice import InferenceServiceSpec, Toleration
+    from conch.api.inferenceservice import InferenceServiceSpec
+    from conch.api.placement import Toleration
 
 PRODUCT_LABEL: Final = "nvidia.com/gpu.product"
 _ENDED: Final = frozenset({"Succeeded", "Failed"})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
-    from conch.api.inferenceservice import Model
+    from conch.api.model import Model
 
 HTTPS_PORT = 443
 

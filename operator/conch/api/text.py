@@ -1,0 +1,61 @@
+"""String types of Kubernetes and of Triton that several parts of a resource use. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from conch.api.fields import Matches
+
+LABEL_NAME: Final = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+SUBDOMAIN: Final = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?([.][a-z0-9]([a-z0-9-]*[a-z0-9])?)*"
+LABEL_KEY: Final = f"({SUBDOMAIN}/)?{LABEL_NAME}"
+PATH: Final = r"(/[A-Za-z0-9._+=@~,-]+)+/?"
+PORT: Final = r"[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
+HOST: Final = rf"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:({PORT}))?"
+
+ModelName = Annotated[
+    str,
+    Field(min_length=1, max_length=63),
+    Matches(
+        r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9_-])?",
+        "must be letters, digits, '_', '.' and '-', begin with a letter or digit and not end with '.'",
+    ),
+]
+# What tensor names of every framework fit in; no quotes, backslashes, braces or dollar signs.
+TensorName = Annotated[
+    str,
+    Field(min_length=1, max_length=255),
+    Matches(
+        r"[A-Za-z0-9_][A-Za-z0-9_.:/\[\]-]*",
+        "must be letters, digits and _ . : / [ ] -, and begin with a letter, digit or '_'",
+    ),
+]
+LabelKey = Annotated[
+    str,
+    Field(max_length=317),
+    Matches(f"({LABEL_KEY})?", "must be a label key such as nvidia.com/gpu.product or pool"),
+]
+LabelValue = Annotated[
+    str,
+    Field(max_length=63),
+    Matches(f"({LABEL_NAME})?", "must be a label value: letters, digits, '-', '_' and '.', at most 63"),
+]
+ClassName = Annotated[
+    str,
+    Field(max_length=253),
+    Matches(f"({SUBDOMAIN})?", "must be a Kubernetes name: lower-case letters, digits, '-' and '.'"),
+]
+
+
+def field_matches(field: str, pattern: str) -> str:
+    """The CEL expression that a field matches a pattern as a whole."""
+    return f"self.{field}.matches({json.dumps(f'^(?:{pattern})$')})"
+
+
+def full_match(pattern: str, value: str) -> bool:
+    """Whether a value matches a pattern as a whole."""
+    return re.fullmatch(pattern, value) is not None
