@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from sandbox import Region
+    from sandbox import AnyRegion, Region
+    from sandbox.kind import KindSandbox
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -24,15 +25,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with clusters of their own go ahead of those that share the run's, which would have to end for them."""
+    shared = next((at for at, item in enumerate(items) if item.get_closest_marker("sandbox")), len(items))
+    own = [item for item in items if item.get_closest_marker("own_cluster")]
+    rest = [item for item in items if not item.get_closest_marker("own_cluster")]
+    items[:] = [*rest[:shared], *own, *rest[shared:]]
+
+
 class Clusters:
-    """The run's clusters; asking for one kind ends the other, since two cores hold only one."""
+    """The run's clusters; asking for one kind ends the other, since two cores hold only one.
+
+    With `--cluster=kind` what needs nodes runs there; control planes without nodes are the sandbox's all the same.
+    """
 
     def __init__(self, kind: str) -> None:
-        self._kind = kind
+        self.on_kind = kind == "kind"
         self._run = f"tests-{os.getpid()}"
         self.sandbox: Sandbox | None = None
         self.operator_installed = False
         self.operator_is_quick = False
+        self._kind: KindSandbox | None = None
         self._nodes = False
         self._at_down: list[Callable[[], None]] = []
 
@@ -40,29 +53,41 @@ class Clusters:
         """Call this once, before the present cluster ends: what runs in its network must end first."""
         self._at_down.append(callback)
 
-    def region(self, *, nodes: bool) -> Region:
+    def region(self, *, nodes: bool) -> AnyRegion:
         """A running region, with a kubelet or as a control plane only."""
-        if self._kind == "kind" and nodes:
+        if not (nodes and self.on_kind):
+            return self._local(nodes=nodes).region()
+        if self._kind is None:
             from sandbox.kind import KindSandbox
 
-            return KindSandbox.up(self._run).region()  # type: ignore[return-value]
+            self.down()
+            self._kind = KindSandbox.up(self._run)
+        return self._kind.region()
+
+    def control_plane(self) -> Region:
+        """A running control plane only."""
+        return self._local(nodes=False).region()
+
+    def _local(self, *, nodes: bool) -> Sandbox:
         if self.sandbox is None or self._nodes != nodes:
             self.down()
             self.sandbox = Sandbox.up(self._run, nodes=nodes, owner=os.getpid())
             self._nodes = nodes
-        return self.sandbox.region()
+        return self.sandbox
 
     def down(self) -> None:
         """End what runs; it must leave nothing."""
         while self._at_down:
             self._at_down.pop()()
-        if self.sandbox is None:
-            return
-        self.sandbox.down(keep_logs=False)
-        self.sandbox = None
         self.operator_installed = self.operator_is_quick = False
-        left = leftovers(self._run)
-        assert left == [], f"the cluster left behind: {left}"
+        if self._kind is not None:
+            self._kind.down()
+            self._kind = None
+        if self.sandbox is not None:
+            self.sandbox.down(keep_logs=False)
+            self.sandbox = None
+            left = leftovers(self._run)
+            assert left == [], f"the cluster left behind: {left}"
 
 
 @pytest.fixture(scope="session")
@@ -76,36 +101,32 @@ def clusters(request: pytest.FixtureRequest) -> Iterator[Clusters]:
 @pytest.fixture(scope="module")
 def control_plane(clusters: Clusters) -> Region:
     """etcd, kube-apiserver and controller-manager: no node, so no pod ever runs. Conch's CRDs and role are there."""
-    region = clusters.region(nodes=False)
+    region = clusters.control_plane()
     grant_own_role(region)
     return region
 
 
 @pytest.fixture(scope="module")
-def cluster(control_plane: Region) -> Region:
-    """The same, by the name that tests of objects use."""
-    return control_plane
-
-
-@pytest.fixture(scope="module")
 def sandbox(clusters: Clusters) -> Sandbox:
-    """The whole local cluster, with a kubelet, Triton images and Prometheus."""
+    """The whole local cluster, with a kubelet, Triton images and Prometheus; for tests of that cluster itself."""
+    if clusters.on_kind:
+        pytest.skip("is about the sandbox's namespaces of this machine, which kind's cluster isn't made of")
     clusters.region(nodes=True)
-    assert clusters.sandbox is not None, "only the sandbox is made of namespaces of this machine"
+    assert clusters.sandbox is not None
     return clusters.sandbox
 
 
 @pytest.fixture
-def region(clusters: Clusters) -> Iterator[Region]:
+def region(clusters: Clusters) -> Iterator[AnyRegion]:
     """Its first region, all GPUs healthy and none taken away; the test is in its network."""
     region = clusters.region(nodes=True)
-    region.gpus.reset(region.spec.gpus)
+    region.gpus.reset(region.gpu_count)
     with region.network():
         yield region
 
 
 @pytest.fixture
-def operator(region: Region, clusters: Clusters) -> Region:
+def operator(region: AnyRegion, clusters: Clusters) -> AnyRegion:
     """The region with the operator installed from manifests/, as a user installs it."""
     if not clusters.operator_installed:
         install_operator(region)
@@ -114,7 +135,7 @@ def operator(region: Region, clusters: Clusters) -> Region:
 
 
 @pytest.fixture
-def quick_operator(operator: Region, clusters: Clusters) -> Region:
+def quick_operator(operator: AnyRegion, clusters: Clusters) -> AnyRegion:
     """The same with short ticks and windows, as fits Prometheus' scrapes once a second here."""
     if not clusters.operator_is_quick:
         hurry_operator(operator)
@@ -125,8 +146,8 @@ def quick_operator(operator: Region, clusters: Clusters) -> Region:
 @pytest.fixture
 def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
     """A namespace of the test's own; deleted afterwards without waiting."""
-    name = "control_plane" if "control_plane" in request.fixturenames or "cluster" in request.fixturenames else "region"
-    region: Region = request.getfixturevalue(name)
+    name = "control_plane" if "control_plane" in request.fixturenames else "region"
+    region: AnyRegion = request.getfixturevalue(name)
     namespace = f"t-{uuid.uuid4().hex[:8]}"
     region.kubectl("create", "namespace", namespace)
     yield namespace

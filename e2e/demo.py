@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 import numpy as np
@@ -31,16 +31,15 @@ from conch import names
 from load import Load, Result, fetch, infer_answer, infer_request, percentile
 from operators import NAMESPACE as OPERATOR_NAMESPACE
 from operators import install_operator, wait_reachable
-from sandbox import Region, Sandbox, SandboxError
-from sandbox.kind import KindRegion, KindSandbox
+from sandbox import Sandbox, SandboxError
+from sandbox.kind import KindSandbox
 from sandbox.paths import REPOSITORY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from sandbox import AnyRegion
     from sandbox.progress import Say
-
-AnyRegion = Region | KindRegion
 
 SAMPLE: Final = REPOSITORY / "manifests" / "samples" / "filetype.yaml"
 PAGE: Final = REPOSITORY / "build" / "demo.html"
@@ -151,25 +150,8 @@ def read_sample(path: Path = SAMPLE) -> Service:
 
 def address(region: AnyRegion, service: Service, namespace: str) -> str:
     """The URL of the model as clients call it: through the Service."""
-    if isinstance(region, Region):
-        host = region.get("service", names.clients_service(service.name), "-n", namespace)["spec"]["clusterIP"]
-        return f"http://{host}:{names.HTTP_PORT}/v2/models/{service.model}/infer"
-    # A cluster IP isn't reached from outside kind's node; a NodePort with the same selector is.
-    entrance = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": f"{service.name}-entrance", "namespace": namespace},
-        "spec": {
-            "type": "NodePort",
-            "selector": names.pod_labels(service.name),
-            "ports": [{"port": names.HTTP_PORT, "targetPort": "http"}],
-        },
-    }
-    region.apply(entrance)
-    port = region.get("service", f"{service.name}-entrance", "-n", namespace)["spec"]["ports"][0]["nodePort"]
-    addresses = region.get("node", region.node_name)["status"]["addresses"]
-    host = next(entry["address"] for entry in addresses if entry["type"] == "InternalIP")
-    return f"http://{host}:{port}/v2/models/{service.model}/infer"
+    host = region.get("service", names.clients_service(service.name), "-n", namespace)["spec"]["clusterIP"]
+    return f"http://{host}:{names.HTTP_PORT}/v2/models/{service.model}/infer"
 
 
 def read_labels(region: AnyRegion, service: Service, namespace: str) -> list[str]:
@@ -324,8 +306,6 @@ class Watch:
 
     async def look_at_metrics(self) -> None:
         """What Prometheus scraped from Triton and from the GPUs' exporter."""
-        if not self.region.prometheus_url:
-            return
         where = f'{{namespace="{self.namespace}"}}'
         used, free = f"DCGM_FI_DEV_FB_USED{where}", f"DCGM_FI_DEV_FB_FREE{where}"
         queries = (f"sum(nv_inference_pending_request_count{where})", f"sum({used})", f"sum({used} + {free})")
@@ -466,8 +446,7 @@ class Play:
         self.outcome.capacity = self.service.capacity
         self.outcome.step_rate = STEP_SHARE * self.service.capacity
         began = time.monotonic()
-        network = self.region.network() if isinstance(self.region, Region) else contextlib.nullcontext()
-        with network:
+        with self.region.network():
             try:
                 asyncio.run(self.perform())
             finally:
@@ -582,8 +561,6 @@ class Play:
         try:
             self.stage.say(f"$ kubectl delete cisvc --all -n {self.namespace}")
             kubectl("delete", names.SERVICE_PLURAL, "--all", *scope)
-            if not isinstance(self.region, Region):
-                kubectl("delete", "service", f"{self.service.name}-entrance", *scope)
             kinds = kinds_to_look_for(self.region)
             while outcome.gone_s is None and time.monotonic() - deleted < GONE_LIMIT_S:
                 outcome.left = leftovers(self.region, self.namespace, kinds)
@@ -734,6 +711,7 @@ def cluster(options: argparse.Namespace, tell: Say) -> Iterator[AnyRegion]:
         try:
             yield made.region()
         finally:
+            tell("taking the cluster down")
             made.down()
         return
     running = attached(options.run)
@@ -781,7 +759,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stage.say("installing the operator: crds/, manifests/operator.yaml")
             began = time.monotonic()
             try:
-                install_operator(cast("Region", region))
+                install_operator(region)
             except SandboxError:
                 stage.say(operator_diagnosis(region))
                 raise

@@ -25,7 +25,7 @@ from operators import NAMESPACE, ROOT, wait_reachable, wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from sandbox import Region
+    from sandbox import AnyRegion
 
 SAMPLE: Final = ROOT / "manifests" / "samples" / "filetype.yaml"
 KIND: Final = f"{names.SERVICE_PLURAL}.{names.GROUP}"
@@ -71,7 +71,7 @@ class Service:
     """One InferenceService; `fields` are paths into its spec, such as `scaling.minReplicas`, None removes one."""
 
     def __init__(
-        self, region: Region, namespace: str, name: str = "filetype", fields: Mapping[str, Any] | None = None
+        self, region: AnyRegion, namespace: str, name: str = "filetype", fields: Mapping[str, Any] | None = None
     ) -> None:
         self.region = region
         self.namespace = namespace
@@ -217,7 +217,7 @@ def is_ready(pod: Mapping[str, Any]) -> bool:
     return ready and "deletionTimestamp" not in pod["metadata"]
 
 
-def left_in(region: Region, namespace: str) -> list[str]:
+def left_in(region: AnyRegion, namespace: str) -> list[str]:
     """Everything in a namespace that its creation didn't bring, Events aside, as KIND/NAME."""
     listed = region.kubectl("api-resources", "--verbs=list", "--namespaced", "-o", "name").split()
     kinds = ",".join(kind for kind in listed if kind not in {"events", "events.events.k8s.io"})
@@ -225,7 +225,7 @@ def left_in(region: Region, namespace: str) -> list[str]:
     return sorted(set(found) - {"serviceaccount/default", "configmap/kube-root-ca.crt"})
 
 
-def restricted_namespace(region: Region, name: str) -> None:
+def restricted_namespace(region: AnyRegion, name: str) -> None:
     """A namespace in which Pod Security refuses everything that isn't `restricted`."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     region.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
@@ -289,7 +289,7 @@ class Trail:
         region = self._service.region
         self._process = region.popen(
             [
-                region.layout.binary("kubectl"), "get", "deployment", names.deployment(self._service.name),
+                *region.kubectl_argv(), "get", "deployment", names.deployment(self._service.name),
                 "-n", self._service.namespace, "--watch", "-o", "jsonpath={.spec.replicas}{'\\n'}",
             ],
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -331,13 +331,13 @@ class Trail:
 # --- other parts of a region
 
 
-def leader(region: Region) -> str:
+def leader(region: AnyRegion) -> str:
     """The operator pod that holds the Lease; its identity is the pod's name and a suffix of its own."""
     lease = region.get("lease", names.LEASE_NAME, "-n", NAMESPACE)
     return str(lease["spec"].get("holderIdentity") or "").rpartition("_")[0]
 
 
-def kill_container(region: Region, namespace: str, pod: str, container: str) -> None:
+def kill_container(region: AnyRegion, namespace: str, pod: str, container: str) -> None:
     """SIGKILL to a container's first process, as the kernel or a crash would end it: no preStop, no grace."""
     statuses = region.get("pod", pod, "-n", namespace)["status"]["containerStatuses"]
     identifier = next(item["containerID"] for item in statuses if item["name"] == container)
@@ -345,7 +345,7 @@ def kill_container(region: Region, namespace: str, pod: str, container: str) -> 
 
 
 @contextlib.contextmanager
-def held_gpus(region: Region, namespace: str, count: int) -> Iterator[None]:
+def held_gpus(region: AnyRegion, namespace: str, count: int) -> Iterator[None]:
     """Somebody else's pod that holds so many GPUs."""
     if not count:
         yield
@@ -380,7 +380,7 @@ def held_gpus(region: Region, namespace: str, count: int) -> Iterator[None]:
         region.kubectl("delete", "pod", name, "-n", namespace, "--wait=true", "--grace-period=0", "--force")
 
 
-def free_gpus(region: Region) -> int:
+def free_gpus(region: AnyRegion) -> int:
     """GPUs that no pod on the node has requested."""
     pods = region.get("pods", "-A")["items"]
     taken = 0
@@ -392,7 +392,7 @@ def free_gpus(region: Region) -> int:
     return region.allocatable_gpus() - taken
 
 
-def prometheus_value(region: Region, promql: str) -> float | None:
+def prometheus_value(region: AnyRegion, promql: str) -> float | None:
     """One number that Prometheus gives; None when it gives none."""
     url = f"{region.prometheus_url}/api/v1/query?{urllib.parse.urlencode({'query': promql})}"
     with urllib.request.urlopen(url, timeout=5) as answer:

@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import yaml
 
 import demo
 import demo_page
 from load import Load, Record, Result, check_infer, fetch, infer_answer, infer_request
+from services import set_field
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
-    from sandbox import Region
+    from sandbox import AnyRegion
 
 HEAD = json.dumps(
     {"outputs": [{"name": "o", "datatype": "FP32", "shape": [2], "parameters": {"binary_data_size": 8}}]}
@@ -151,16 +154,29 @@ def test_the_page_escapes_what_the_operator_says_and_loads_nothing() -> None:
     assert not [word for word in ("<script", "<link", "src=", "@import", "url(http") if word in page]
 
 
+@pytest.fixture
+def sample(tmp_path: Path) -> Path:
+    """The sample, with a shorter hold and one replica fewer: each on the way down takes a quarter of a minute."""
+    manifest = yaml.safe_load(demo.SAMPLE.read_text())
+    set_field(manifest["spec"], "scaling.scaleDown.hold", "10s")
+    set_field(manifest["spec"], "scaling.maxReplicas", 3)
+    path = tmp_path / demo.SAMPLE.name
+    path.write_text(yaml.safe_dump(manifest))
+    return path
+
+
 @pytest.mark.sandbox
 @pytest.mark.usefixtures("operator")
-def test_one_service_goes_from_apply_through_load_to_deletion_without_a_lost_request(region: Region) -> None:
+def test_one_service_goes_from_apply_through_load_to_deletion_without_a_lost_request(
+    region: AnyRegion, sample: Path
+) -> None:
     said: list[str] = []
 
     class Told(demo.Stage):
         def say(self, text: str) -> None:
             said.append(text)
 
-    played = demo.Play(region, Told(), namespace="demo-path").run()
+    played = demo.Play(region, Told(), namespace="demo-path", sample=sample).run()
     assert demo.problems(played) == [], "\n".join([*said, *map(demo.line, played.samples)])
     figures = played.summary()
     assert figures["ok"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,11 +35,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from clusters import Clusters
-    from sandbox import Region
+    from sandbox import AnyRegion
 
 pytestmark = pytest.mark.sandbox
 
 FAULTS = f"t-faults-{uuid.uuid4().hex[:6]}"
+BESIDE_LIMIT_S = 300.0
 BAD_FILE = "image://sandbox.local/models/filetype:1#/filetype/labels.txt"
 
 
@@ -59,7 +61,7 @@ def services(clusters: Clusters) -> Iterator[dict[str, Service]]:
 
 
 @pytest.fixture
-def running(quick_operator: Region, services: dict[str, Service]) -> dict[str, Service]:
+def running(quick_operator: AnyRegion, services: dict[str, Service]) -> dict[str, Service]:
     """The same, applied."""
     if not quick_operator.get(names.SERVICE_PLURAL, "-n", FAULTS)["items"]:
         for service in services.values():
@@ -67,8 +69,9 @@ def running(quick_operator: Region, services: dict[str, Service]) -> dict[str, S
     return services
 
 
-def test_a_server_killed_under_load_is_replaced_and_only_what_it_held_may_fail(running: dict[str, Service]) -> None:
-    service = running["killed"].wait_ready(2)
+def lose_a_server(service: Service) -> None:
+    """A server is killed under load; it is replaced, and only what it held may fail."""
+    service.wait_ready(2)
     victim = next(pod["metadata"]["name"] for pod in service.pods() if is_ready(pod))
     rate = 10
     with Background(service.url(), rate=rate) as load:
@@ -88,18 +91,9 @@ def test_a_server_killed_under_load_is_replaced_and_only_what_it_held_may_fail(r
     assert service.infer().max() > 0.5
 
 
-def test_row_59_a_service_in_a_crash_loop_is_not_ready_and_quotes_triton(running: dict[str, Service]) -> None:
-    service = running["broken"]
-    message = service.wait_condition("Ready", "False", says="Protobuf parsing failed")
-    assert "Triton exited with code 1" in message
-    status = service.status()
-    assert condition(status, "Ready")["reason"] == "ServerFailed"
-    assert condition(status, "Stalled")["status"] == "False"
-    assert status["observedGeneration"] == 1
-
-
-def test_row_72_a_deleted_pod_first_answers_what_it_works_on(running: dict[str, Service]) -> None:
-    service = running["long"].wait_ready()
+def delete_a_working_pod(service: Service) -> None:
+    """A pod is deleted while it works on a request; it answers first."""
+    service.wait_ready()
     (pod,) = service.pods()
     answers: list[npt.NDArray[np.float32]] = []
     asking = threading.Thread(target=lambda: answers.append(service.infer()))
@@ -115,11 +109,36 @@ def test_row_72_a_deleted_pod_first_answers_what_it_works_on(running: dict[str, 
     service.wait_ready()
 
 
-def all_held(region: Region) -> AbstractContextManager[None]:
+@pytest.fixture(scope="module")
+def threads() -> Iterator[ThreadPoolExecutor]:
+    """For what runs beside the tests; the module ends when it has ended."""
+    with ThreadPoolExecutor(2, "beside") as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def begun() -> dict[str, Future[None]]:
+    """What was begun already."""
+    return {}
+
+
+@pytest.fixture
+def beside(
+    running: dict[str, Service], threads: ThreadPoolExecutor, begun: dict[str, Future[None]]
+) -> dict[str, Future[None]]:
+    """What happens to services without GPUs, begun once, beside the tests of those that want one."""
+    if not begun:
+        begun["killed"] = threads.submit(lose_a_server, running["killed"])
+        begun["deleted"] = threads.submit(delete_a_working_pod, running["long"])
+    return begun
+
+
+def all_held(region: AnyRegion) -> AbstractContextManager[None]:
     """Nothing is free."""
     return held_gpus(region, "default", free_gpus(region))
 
 
+@pytest.mark.usefixtures("beside")
 def test_row_82_a_pod_without_a_gpu_is_explained_with_what_is_free_and_no_more_are_ordered(
     running: dict[str, Service],
 ) -> None:
@@ -128,6 +147,7 @@ def test_row_82_a_pod_without_a_gpu_is_explained_with_what_is_free_and_no_more_a
         with all_held(service.region):
             load.rate(1.6 * SLOW_CAPACITY)
             status = service.wait("a pod to wait", lambda found: found.get("gpus", {}).get("waiting"))
+            began = time.monotonic()
             (waiting,) = status["gpus"]["waiting"]
             assert waiting["reason"] == "NoFreeAccelerator"
             assert "waits for 1 nvidia.com/gpu" in waiting["message"]
@@ -135,12 +155,34 @@ def test_row_82_a_pod_without_a_gpu_is_explained_with_what_is_free_and_no_more_a
             service.wait("what is free", lambda found: found.get("gpus", {}).get("free") == 0, 30)
             message = service.wait_condition("ScalingLimited", "True", says="no more are ordered")
             assert "nvidia.com/gpu" in message
-            time.sleep(6)
+            time.sleep(max(0.0, 6 - (time.monotonic() - began)))
             assert trail.steps == [1, 2]
         service.wait("the waiting pod to serve", lambda found: found.get("replicas", {}).get("ready", 0) >= 2)
         load.rate(1)
     assert load.result().errors == {}
     service.wait("nothing to wait", lambda found: not found["gpus"].get("waiting"), 30)
+
+
+def test_a_server_killed_under_load_is_replaced_and_only_what_it_held_may_fail(
+    beside: dict[str, Future[None]],
+) -> None:
+    beside["killed"].result(BESIDE_LIMIT_S)
+
+
+def test_row_72_a_deleted_pod_first_answers_what_it_works_on(beside: dict[str, Future[None]]) -> None:
+    beside["deleted"].result(BESIDE_LIMIT_S)
+
+
+def test_row_59_a_service_in_a_crash_loop_is_not_ready_and_quotes_triton(running: dict[str, Service]) -> None:
+    service = running["broken"]
+    message = service.wait_condition("Ready", "False", says="Protobuf parsing failed")
+    assert "Model \"filetype\" can't be loaded: its file isn't a valid ONNX model" in message
+    status = service.status()
+    assert condition(status, "Ready")["reason"] == "ModelLoadFailed"
+    (model,) = status["models"]
+    assert (model["ready"], "isn't a valid ONNX model" in model["message"]) == (False, True)
+    assert condition(status, "Stalled")["status"] == "False"
+    assert status["observedGeneration"] == 1
 
 
 def test_a_gpu_that_fails_is_not_used_again_and_the_lack_is_explained(running: dict[str, Service]) -> None:

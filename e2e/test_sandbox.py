@@ -1,6 +1,7 @@
 """The sandbox itself: a real node, a real Triton pod, and nothing left behind however it ends."""
 
 import json
+import signal
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -9,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from sandbox import Region, Sandbox, SandboxError
+from clusters import Clusters
+from sandbox import AnyRegion, Sandbox, SandboxError, binaries, observers, prometheus
 from sandbox.images import FILETYPE, TRITON
 from sandbox.namespaces import wait_for
+from sandbox.pod_component import PodComponent
 from sandbox.progress import quiet
 
 pytestmark = pytest.mark.sandbox
@@ -92,17 +95,17 @@ def triton_objects(name: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def triton(sandbox: Sandbox) -> Iterator[dict[str, Any]]:
+def triton(clusters: Clusters) -> Iterator[dict[str, Any]]:
     """The pod, Ready."""
-    region = sandbox.region()
+    region = clusters.region(nodes=True)
     region.apply(triton_objects("by-hand"))
     yield region.wait_pod_ready("by-hand")
     region.kubectl("delete", "pod,service", "by-hand", "--wait", "--timeout=60s")
 
 
-def query(region: Region, expression: str) -> dict[tuple[str, str], float]:
+def query(prometheus_url: str, expression: str) -> dict[tuple[str, str], float]:
     """(namespace, pod) to value."""
-    url = f"{region.prometheus_url}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
+    url = f"{prometheus_url}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
     with urllib.request.urlopen(url, timeout=5) as answer:
         found = json.load(answer)["data"]["result"]
     return {
@@ -122,7 +125,7 @@ def infer(address: str) -> list[float]:
 
 
 def test_a_triton_pod_by_hand_answers_a_real_inference_over_its_pod_address(
-    region: Region, triton: dict[str, Any]
+    region: AnyRegion, triton: dict[str, Any]
 ) -> None:
     del region
     probabilities = infer(triton["status"]["podIP"])
@@ -131,7 +134,7 @@ def test_a_triton_pod_by_hand_answers_a_real_inference_over_its_pod_address(
 
 
 def test_a_pod_reaches_the_api_server_and_prometheus_by_their_service_names(
-    region: Region, triton: dict[str, Any]
+    region: AnyRegion, triton: dict[str, Any]
 ) -> None:
     del triton
     program = (
@@ -144,7 +147,7 @@ def test_a_pod_reaches_the_api_server_and_prometheus_by_their_service_names(
 
 
 def test_a_service_address_is_reached_from_the_regions_and_the_outer_network(
-    sandbox: Sandbox, region: Region, triton: dict[str, Any]
+    sandbox: Sandbox, region: AnyRegion, triton: dict[str, Any]
 ) -> None:
     del triton
     address = region.get("service", "by-hand")["spec"]["clusterIP"]
@@ -162,16 +165,20 @@ def answers(address: str) -> bool:
 
 
 def test_prometheus_discovers_triton_and_gpu_memory_under_the_pods_own_labels(
-    region: Region, triton: dict[str, Any]
+    region: AnyRegion, triton: dict[str, Any]
 ) -> None:
     del triton
     key = ("default", "by-hand")
-    wait_for(lambda: key in query(region, "nv_inference_pending_request_count"), 30, "Triton isn't scraped")
+    wait_for(
+        lambda: key in query(region.prometheus_url, "nv_inference_pending_request_count"), 30, "Triton isn't scraped"
+    )
     region.gpus.set_memory_used("default/by-hand", 4321)
-    wait_for(lambda: query(region, "DCGM_FI_DEV_FB_USED").get(key) == 4321, 30, "no GPU memory of the pod")
+    wait_for(
+        lambda: query(region.prometheus_url, "DCGM_FI_DEV_FB_USED").get(key) == 4321, 30, "no GPU memory of the pod"
+    )
 
 
-def test_the_container_is_told_which_gpu_is_its_own(region: Region, triton: dict[str, Any]) -> None:
+def test_the_container_is_told_which_gpu_is_its_own(region: AnyRegion, triton: dict[str, Any]) -> None:
     del triton
     said = region.kubectl(
         "exec",
@@ -186,8 +193,8 @@ def test_the_container_is_told_which_gpu_is_its_own(region: Region, triton: dict
     assert said.startswith("GPU-fake-")
 
 
-def test_an_unhealthy_gpu_lowers_what_the_node_offers(region: Region) -> None:
-    whole = region.spec.gpus
+def test_an_unhealthy_gpu_lowers_what_the_node_offers(region: AnyRegion) -> None:
+    whole = region.gpu_count
     wait_for(lambda: region.allocatable_gpus() == whole, 30, "the GPUs are not all offered at first")
     region.gpus.set_healthy(whole - 1, healthy=False)
     wait_for(lambda: region.allocatable_gpus() == whole - 1, 30, "an unhealthy GPU is still offered")
@@ -195,7 +202,7 @@ def test_an_unhealthy_gpu_lowers_what_the_node_offers(region: Region) -> None:
     wait_for(lambda: region.allocatable_gpus() == whole, 30, "a healed GPU is not offered")
 
 
-def test_a_component_can_be_stopped_and_started(region: Region) -> None:
+def test_a_component_can_be_stopped_and_started(region: AnyRegion) -> None:
     prometheus = region.component("prometheus")
     prometheus.stop()
     assert region.get_url(region.prometheus_url + "/-/ready") == 0
@@ -203,15 +210,73 @@ def test_a_component_can_be_stopped_and_started(region: Region) -> None:
     wait_for(lambda: region.get_url(region.prometheus_url + "/-/ready") == 200, 30, "Prometheus is not back")
 
 
-def test_the_gpus_and_the_running_pod_outlive_a_restart_of_the_kubelet(region: Region, triton: dict[str, Any]) -> None:
+def test_the_gpus_and_the_running_pod_outlive_a_restart_of_the_kubelet(
+    region: AnyRegion, triton: dict[str, Any]
+) -> None:
     kubelet = region.component("kubelet")
     kubelet.stop()
     kubelet.start()
     registered = "registered nvidia.com/gpu"
-    log = region.layout.log("fake-gpu-plugin")
-    wait_for(lambda: log.read_text().count(registered) > 1, 30, "the plugin has not registered again")
+    plugin = region.component("fake-gpu-plugin")
+    wait_for(lambda: plugin.log().count(registered) > 1, 30, "the plugin has not registered again")
     wait_for(region.node_ready, 30, "the node is not Ready with its GPUs")
     assert infer(triton["status"]["podIP"])
+
+
+@pytest.mark.long  # takes half a minute, and changes with e2e/sandbox/{observers,pod_component}.py only
+def test_as_pods_which_they_are_on_kind_the_observers_do_the_same(
+    sandbox: Sandbox, region: AnyRegion, triton: dict[str, Any]
+) -> None:
+    del triton
+    layout = sandbox.region().layout
+    place = observers.Place(region.node_name, layout.folder, binaries.ensure_tools(quiet))
+    processes = [region.component(name) for name in observers.pods(place)]
+    pods = {name: PodComponent(region, manifest) for name, manifest in observers.pods(place).items()}
+    usual = region.prometheus_config.read_text()
+    for process in processes:
+        process.stop()
+    try:
+        region.kubectl("delete", "endpointslice", "prometheus", "-n", observers.NAMESPACE)
+        region.prometheus_config.write_text(observers.prometheus_config(place))
+        region.apply(observers.shared())
+        for pod in pods.values():
+            pod.start()
+        address = region.get("service", "prometheus", "-n", observers.NAMESPACE)["spec"]["clusterIP"]
+        assert_observed(region, pods, f"http://{address}:9090")
+    finally:
+        region.kubectl("delete", "pods", "--all", "-n", observers.NAMESPACE, "--grace-period=1")
+        region.kubectl("delete", "services", "--all", "-n", observers.NAMESPACE)
+        region.prometheus_config.write_text(usual)
+        region.apply(prometheus.local_service(layout))
+        for process in processes:
+            process.start()
+    wait_for(region.node_ready, 30, "the node is not Ready with its GPUs")
+
+
+def assert_observed(region: AnyRegion, pods: dict[str, PodComponent], url: str) -> None:
+    """GPUs are offered and can break, Prometheus scrapes what it should, and can be halted and stopped."""
+    ready = f"{url}/-/ready"
+    wait_for(region.node_ready, 30, "the node is not Ready with its GPUs")
+    assert "registered nvidia.com/gpu" in pods["fake-gpu-plugin"].log()
+    whole = region.gpu_count
+    region.gpus.set_healthy(whole - 1, healthy=False)
+    wait_for(lambda: region.allocatable_gpus() == whole - 1, 30, "an unhealthy GPU is still offered")
+    region.gpus.set_healthy(whole - 1, healthy=True)
+    wait_for(lambda: region.get_url(ready) == 200, 30, "Prometheus is not there")
+    key = ("default", "by-hand")
+    wait_for(lambda: key in query(url, "nv_inference_pending_request_count"), 30, "Triton isn't scraped")
+    region.gpus.set_memory_used("default/by-hand", 1234)
+    wait_for(lambda: query(url, "DCGM_FI_DEV_FB_USED").get(key) == 1234, 30, "no GPU memory of the pod")
+    server = pods["prometheus"]
+    server.kill(signal.SIGSTOP)
+    assert region.get_url(ready) == 0
+    server.kill(signal.SIGCONT)
+    assert region.get_url(ready, 10) == 200
+    server.stop()
+    assert not server.running
+    assert region.get_url(ready) == 0
+    server.start()
+    wait_for(lambda: region.get_url(ready) == 200, 30, "Prometheus is not back")
 
 
 def test_up_a_second_time_changes_nothing(sandbox: Sandbox) -> None:

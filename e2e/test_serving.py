@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from clusters import Clusters
     from load import Result
-    from sandbox import Region
+    from sandbox import AnyRegion
 
 pytestmark = pytest.mark.sandbox
 
@@ -65,7 +65,7 @@ def others(clusters: Clusters) -> Iterator[Others]:
 
 
 @pytest.fixture
-def served(quick_operator: Region, others: Others) -> Service:
+def served(quick_operator: AnyRegion, others: Others) -> Service:
     """The sample as it is, Ready, in a namespace that enforces Pod Security's `restricted`."""
     region = quick_operator
     service = Service(region, SERVING)
@@ -117,7 +117,7 @@ def test_the_service_says_what_happened_to_it_as_events(served: Service) -> None
     assert not served.events("DriftRepaired")
 
 
-def test_the_installed_operator_has_one_leader_of_two_and_prometheus_reads_both(quick_operator: Region) -> None:
+def test_the_installed_operator_has_one_leader_of_two_and_prometheus_reads_both(quick_operator: AnyRegion) -> None:
     pods = quick_operator.get("pods", "-n", NAMESPACE)["items"]
     running = {pod["metadata"]["name"] for pod in pods if is_ready(pod)}
     assert len(running) == 2
@@ -149,17 +149,17 @@ BAD = {
     "path": Bad(
         {"models[0].source.uri": "image://sandbox.local/models/filetype:1#/nowhere"},
         "FetchFailed",
-        ("has no /nowhere", "filetype", "correct the path in source.uri"),
+        ("has no /nowhere", "filetype", "correct the path in spec.models[0].source.uri"),
     ),
     "file": Bad(
         {"models[0].source.uri": "image://sandbox.local/models/filetype:1#/filetype/labels.txt"},
-        "ServerFailed",
+        "ModelLoadFailed",
         ("Protobuf parsing failed", "filetype"),
     ),
     "digest": Bad(
         {"models[0].source.digest": "sha256:" + "0" * 64},
         "FetchFailed",
-        ("has digest sha256:", "not sha256:0000", "correct the digest"),
+        ("has digest sha256:", "not sha256:0000", "correct spec.models[0].source.digest"),
     ),
 }
 
@@ -236,7 +236,9 @@ def finished() -> dict[str, Rolled]:
 
 
 @pytest.fixture
-def rolled(quick_operator: Region, served: Service, others: Others, finished: dict[str, Rolled]) -> dict[str, Rolled]:
+def rolled(
+    quick_operator: AnyRegion, served: Service, others: Others, finished: dict[str, Rolled]
+) -> dict[str, Rolled]:
     """Once: change a parameter of two services at the same time while requests come in, until only new pods serve."""
     del served
     if finished:
@@ -276,7 +278,7 @@ def test_row_66_without_a_spare_gpu_pods_are_replaced_one_at_a_time_and_status_s
 
 
 def test_rule_r12_one_replica_without_a_spare_gpu_serves_on_and_status_says_why_the_rollout_waits(
-    quick_operator: Region, served: Service
+    quick_operator: AnyRegion, served: Service
 ) -> None:
     with held_gpus(quick_operator, "default", free_gpus(quick_operator)):
         served.apply({"models[0].parameters.sandbox_compute_ms": "90"})

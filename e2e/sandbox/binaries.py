@@ -20,6 +20,7 @@ CLUSTER = (
     "containerd", "containerd-shim-runc-v2", "ctr", "bridge", "loopback", "host-local", "portmap",
 )  # fmt: skip
 TOOLS = ("coredns", "prometheus", "promtool")
+MODULES = {"cluster": CLUSTER, "tools": TOOLS}
 RENAMED = {"server": "etcd"}  # `go install` names a binary after its folder, and etcd's is called server
 BUILD_LIMIT_S = 3600
 
@@ -103,16 +104,25 @@ def build(module: str, names: tuple[str, ...], into: Path, tell: Say) -> None:
     staging.replace(into)
 
 
+def ensure_module(module: str, tell: Say) -> Path:
+    """The folder of one module's binaries; builds it when the cache lacks it. The caller holds the lock."""
+    into = cache_root() / f"bin-{module}-{module_key(module)}"
+    if not into.is_dir():
+        build(module, MODULES[module], into, tell)
+    return into
+
+
+def ensure_tools(tell: Say) -> Path:
+    """The folder that holds Prometheus itself, no link, for a node that only sees this folder."""
+    with locked(cache_root() / "binaries.lock"):
+        return ensure_module("tools", tell)
+
+
 def ensure(tell: Say) -> Path:
     """A folder that holds links to every binary; builds what the cache lacks."""
     root = cache_root()
-    folders = []
     with locked(root / "binaries.lock"):
-        for module, names in (("cluster", CLUSTER), ("tools", TOOLS)):
-            into = root / f"bin-{module}-{module_key(module)}"
-            if not into.is_dir():
-                build(module, names, into, tell)
-            folders.append((into, names))
+        folders = [(ensure_module(module, tell), names) for module, names in MODULES.items()]
         bin_dir = root / f"bin-{digest([], *[str(folder) for folder, _ in folders])}"
         if not bin_dir.is_dir():
             staging = bin_dir.with_name(bin_dir.name + ".new")

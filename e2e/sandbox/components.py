@@ -197,14 +197,19 @@ def cni_config(layout: Layout) -> str:
     return json.dumps({"cniVersion": "1.0.0", "name": "pods", "plugins": plugins}, indent=1)
 
 
-def kubelet(layout: Layout) -> list[str]:
-    """The node's kubelet, registering with the GPU labels that NVIDIA's feature discovery would set."""
-    spec = layout.spec
-    labels = {
-        "nvidia.com/gpu.product": spec.gpu_product, "nvidia.com/gpu.memory": spec.gpu_memory_mib,
-        "nvidia.com/gpu.count": spec.gpus, "topology.kubernetes.io/region": spec.name,
+def node_labels(spec: RegionSpec) -> dict[str, str]:
+    """What NVIDIA's feature discovery and a cloud would set."""
+    return {
+        "nvidia.com/gpu.product": spec.gpu_product, "nvidia.com/gpu.memory": str(spec.gpu_memory_mib),
+        "nvidia.com/gpu.count": str(spec.gpus), "topology.kubernetes.io/region": spec.name,
         "topology.kubernetes.io/zone": f"{spec.name}-a",
     }  # fmt: skip
+
+
+def kubelet(layout: Layout) -> list[str]:
+    """The node's kubelet, registering with the node's labels."""
+    spec = layout.spec
+    labels = node_labels(spec)
     return [
         layout.binary("kubelet"), f"--config={layout.folder / 'kubelet.json'}", f"--kubeconfig={layout.kubeconfig}",
         f"--hostname-override={spec.node_name}", f"--node-ip={spec.address}",

@@ -32,13 +32,19 @@ def prepare(tell: Say) -> None:
     """Refuse early, with the fix, what can't work; install what is missing."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         here = f"{platform.system()} on {platform.machine()}"
-        message = f"the sandbox needs Linux on x86_64, this is {here}; use --cluster=kind"
+        message = f"the sandbox needs Linux on x86_64, this is {here}; use such a machine, a virtual one will do"
         raise SandboxError(message)
     missing = missing_packages()
     if os.geteuid() != 0:
         more = f" (also missing: apt-get install {' '.join(missing)})" if missing else ""
         message = f"the sandbox makes namespaces and mounts, so it must run as root; try sudo{more}"
         raise SandboxError(message)
+    install_missing(tell)
+
+
+def install_missing(tell: Say) -> None:
+    """Install by apt-get what isn't there; refuse with the names where that can't be done."""
+    missing = missing_packages()
     if not missing:
         return
     names = " ".join(missing)

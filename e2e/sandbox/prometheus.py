@@ -1,6 +1,7 @@
 """Prometheus' scrape configuration and the Service under which pods find it. Pure."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from sandbox.components import DCGM_PORT, PROMETHEUS_PORT, Layout
@@ -18,9 +19,11 @@ def copy(label: str, target: str) -> dict[str, Any]:
     return {"action": "replace", "source_labels": [label], "target_label": target}
 
 
-def config(layout: Layout) -> str:
-    """Triton pods behind Conch's Services, the operator's pods, the (fake) DCGM exporter and Prometheus itself."""
-    discovery = {"kubeconfig_file": str(layout.kubeconfig)}
+def config(discovery: Mapping[str, Any], *, node: str, exporter: str, own: str) -> str:
+    """Triton pods behind Conch's Services, the operator's pods, the (fake) DCGM exporter and Prometheus itself.
+
+    `discovery` says how the API server is reached (empty: as a pod does); `exporter` and `own` are HOST:PORT.
+    """
     service_label = "__meta_kubernetes_service_label_app_kubernetes_io_managed_by"
     triton = {
         "job_name": "triton",
@@ -44,24 +47,34 @@ def config(layout: Layout) -> str:
             copy("__meta_kubernetes_pod_name", "pod"),
         ],
     }
-    address = layout.spec.address
     dcgm = {
         "job_name": "dcgm",
         # the exporter's labels name the pod that holds the GPU, which is what the series is about
         "honor_labels": True,
-        "static_configs": [{"targets": [f"{address}:{DCGM_PORT}"], "labels": {"node": layout.spec.node_name}}],
+        "static_configs": [{"targets": [exporter], "labels": {"node": node}}],
     }
-    own = {"job_name": "prometheus", "static_configs": [{"targets": [f"{address}:{PROMETHEUS_PORT}"]}]}
+    itself = {"job_name": "prometheus", "static_configs": [{"targets": [own]}]}
     return json.dumps(
         {
             "global": {"scrape_interval": "1s", "scrape_timeout": "900ms", "evaluation_interval": "5s"},
-            "scrape_configs": [triton, operator, dcgm, own],
+            "scrape_configs": [triton, operator, dcgm, itself],
         },
         indent=1,
     )
 
 
-def service(layout: Layout) -> list[dict[str, Any]]:
+def local_config(layout: Layout) -> str:
+    """Of a Prometheus that is a process of the region."""
+    address = layout.spec.address
+    return config(
+        {"kubeconfig_file": str(layout.kubeconfig)},
+        node=layout.spec.node_name,
+        exporter=f"{address}:{DCGM_PORT}",
+        own=f"{address}:{PROMETHEUS_PORT}",
+    )
+
+
+def local_service(layout: Layout) -> list[dict[str, Any]]:
     """http://prometheus.monitoring.svc:9090 for pods: a Service without selector, and the address behind it."""
     labels = {"kubernetes.io/service-name": "prometheus"}
     meta = {"name": "prometheus", "namespace": "monitoring"}

@@ -1,41 +1,37 @@
-"""One region: a Kubernetes cluster in three namespaces of its own, and the handle that tests and the demo hold."""
+"""One region: a Kubernetes cluster in three namespaces of its own, and its components as processes there."""
 
 import contextlib
-import json
-import os
 import secrets
 import shutil
 import signal
 import ssl
-import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sandbox import cgroups, components, pki, prometheus, store
-from sandbox.components import GPU_RESOURCE, PROMETHEUS_PORT, Layout, RegionSpec
+from sandbox.components import PROMETHEUS_PORT, Layout, RegionSpec
 from sandbox.content import write_atomic
 from sandbox.errors import SandboxError
 from sandbox.gpu_state import Gpus, GpuState
 from sandbox.gpu_state import write as write_gpus
+from sandbox.handle import SYSTEM_PATH, AnyComponent, AnyRegion
 from sandbox.images import Image
-from sandbox.namespaces import Control, network, wait_for
+from sandbox.namespaces import Control, wait_for
 from sandbox.paths import PACKAGE
 from sandbox.progress import Say, checked
 
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager")
 NODE = ("containerd", "kube-scheduler", "kubelet", "kube-proxy", "coredns")
 OBSERVERS = ("fake-gpu-plugin", "fake-dcgm-exporter", "prometheus")
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 __all__ = ["Component", "Region", "RegionSpec"]
 
 
-class Component:
-    """One process of a region, for fault tests: it stays as it is left, nothing restarts it."""
+class Component(AnyComponent):
+    """One process of a region: it stays as it is left, nothing restarts it."""
 
     def __init__(self, name: str, control: Control) -> None:
         self.name = name
@@ -58,34 +54,33 @@ class Component:
         """Send any signal: SIGSTOP and SIGCONT too."""
         self.control.ask(op="signal", name=self.name, signal=int(number))
 
-    def stop(self, limit_s: float = 15) -> None:
-        """SIGTERM, then SIGKILL when that isn't enough."""
-        self.kill(signal.SIGTERM)
-        try:
-            wait_for(lambda: not self.running, limit_s, f"{self.name} ignores SIGTERM")
-        except SandboxError:
-            self.kill(signal.SIGKILL)
-            wait_for(lambda: not self.running, 10, f"{self.name} can't be killed")
+    def log(self) -> str:
+        """Everything that it has printed in this region's life."""
+        return Path(self.state()["log"]).read_text()
 
     def start(self) -> None:
         """Start it again with the same arguments."""
         self.control.ask(op="start", name=self.name)
 
 
-class Region:
-    """A running region. Methods may be called from any network; commands enter the region's own."""
+class Region(AnyRegion):
+    """A region of processes in namespaces."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.spec = layout.spec
         self.name = layout.spec.name
         self.index = layout.spec.index
+        self.address = layout.spec.address
         self.kubeconfig = layout.kubeconfig
+        self.bin_dir = layout.bin_dir
         self.api_url = f"https://{layout.spec.address}:6443"
         self.prometheus_url = f"http://{layout.spec.address}:{PROMETHEUS_PORT}"
         self.node_name = layout.spec.node_name
         self.control = Control(layout.folder / "keeper.sock")
+        self.prometheus_config = layout.folder / "prometheus.json"
         self.gpus = Gpus(layout.folder / "gpus.json")
+        self.gpu_count = layout.spec.gpus
 
     # --- what tests call
 
@@ -102,67 +97,23 @@ class Region:
         """State of every component."""
         return dict(self.control.ask(op="list")["processes"])
 
-    def environment(self) -> dict[str, str]:
-        """This process's environment with KUBECONFIG and the sandbox's kubectl first on PATH."""
-        path = f"{self.layout.bin_dir}:{os.environ.get('PATH', SYSTEM_PATH)}"
-        return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "PATH": path}
+    def network_path(self) -> Path:
+        """Of the region's first process."""
+        return Path(f"/proc/{self.control.pid()}/ns/net")
 
-    def popen(self, argv: Sequence[str | Path], **options: Any) -> "subprocess.Popen[Any]":
-        """A process of the caller's in the region's network; it gets signals itself, and dies with its starter."""
-        options.setdefault("env", self.environment())
-        words = ["setpriv", "--pdeathsig", "KILL", *self.control.network_argv(), *(str(word) for word in argv)]
-        return subprocess.Popen(words, **options)
-
-    def run(
-        self, argv: Sequence[str | Path], *, stdin: str | None = None, timeout_s: float = 60, check: bool = True
-    ) -> "subprocess.CompletedProcess[str]":
-        """A command in the region's network, with its output; an error names the command and what it printed."""
-        words = [*self.control.network_argv(), *(str(word) for word in argv)]
-        done = subprocess.run(
-            words, input=stdin, capture_output=True, text=True, timeout=timeout_s, env=self.environment(), check=False
-        )
-        if check and done.returncode:
-            message = (
-                f"{self.name}: `{' '.join(str(word) for word in argv)[:300]}` failed: {done.stderr or done.stdout}"
-            )
-            raise SandboxError(message.strip())
-        return done
+    def kubectl_argv(self) -> list[str]:
+        """With a cache of its own, since the addresses of regions repeat from run to run."""
+        return [self.layout.binary("kubectl"), f"--cache-dir={self.layout.folder / 'kubectl'}"]
 
     def run_inside(self, argv: Sequence[str | Path], *, timeout_s: float = 120) -> str:
         """A command in all of the region's namespaces (its mounts and processes too)."""
         words = [*self.control.inside_argv(), *(str(word) for word in argv)]
         return checked(words, fix=f"see {self.layout.folder / 'log'}", timeout_s=timeout_s)
 
-    def kubectl(self, *arguments: str | Path, input: str | None = None, timeout_s: float = 60) -> str:  # noqa: A002
-        """kubectl as the administrator; returns its standard output."""
-        cache = f"--cache-dir={self.layout.folder / 'kubectl'}"
-        return self.run([self.layout.binary("kubectl"), cache, *arguments], stdin=input, timeout_s=timeout_s).stdout
-
-    def get(self, *arguments: str) -> dict[str, Any]:
-        """`kubectl get … -o json`, parsed."""
-        found: dict[str, Any] = json.loads(self.kubectl("get", *arguments, "-o", "json"))
-        return found
-
-    def apply(
-        self, what: Path | str | Mapping[str, Any] | Sequence[Mapping[str, Any]], *, namespace: str | None = None
-    ) -> str:
-        """Server-side apply of a file, a folder, or objects."""
-        scope = ["-n", namespace] if namespace else []
-        apply = ["apply", "--server-side", "--force-conflicts", *scope, "-f"]
-        if isinstance(what, str | Path):
-            return self.kubectl(*apply, str(what))
-        items = [what] if isinstance(what, Mapping) else list(what)
-        listed = {"apiVersion": "v1", "kind": "List", "items": items}
-        return self.kubectl(*apply, "-", input=json.dumps(listed))
-
     def ctr(self, *arguments: str | Path, timeout_s: float = 300) -> str:
         """containerd's client in the kubelet's namespace of images."""
         words = [self.layout.binary("ctr"), "-a", components.CONTAINERD_SOCKET, "-n", "k8s.io", *arguments]
         return self.run_inside(words, timeout_s=timeout_s)
-
-    def network(self) -> contextlib.AbstractContextManager[None]:
-        """Be in the region's network for a while."""
-        return network(Path(f"/proc/{self.control.pid()}/ns/net"))
 
     def load(self, image: Image) -> None:
         """Import an image unless this content is there."""
@@ -194,7 +145,7 @@ class Region:
         write_atomic(folder / "kubelet.json", components.kubelet_config(layout))
         write_atomic(folder / "Corefile", components.corefile(layout))
         write_atomic(folder / "resolv.conf", f"nameserver {spec.address}\n")
-        write_atomic(folder / "prometheus.json", prometheus.config(layout))
+        write_atomic(self.prometheus_config, prometheus.local_config(layout))
         write_gpus(
             folder / "gpus.json", GpuState(count=spec.gpus, product=spec.gpu_product, memory_mib=spec.gpu_memory_mib)
         )
@@ -262,43 +213,11 @@ class Region:
         self.start("fake-gpu-plugin", components.fake_gpu_plugin(layout, python))
         self.start("prometheus", components.prometheus(layout))
         self.start("fake-dcgm-exporter", components.fake_dcgm_exporter(layout, python))
-        self.apply(prometheus.service(layout))
-
-    def allocatable_gpus(self) -> int:
-        """GPUs that the scheduler may hand out now."""
-        node = self.get("node", self.node_name)
-        return int(node["status"].get("allocatable", {}).get(GPU_RESOURCE, 0))
-
-    def node_ready(self) -> bool:
-        """Whether the node is Ready with its GPUs."""
-        done = self.run(
-            [self.layout.binary("kubectl"), "get", "node", self.node_name, "-o", "json"], check=False, timeout_s=20
-        )
-        if done.returncode:
-            return False
-        status = json.loads(done.stdout)["status"]
-        conditions = {entry["type"]: entry["status"] for entry in status.get("conditions", [])}
-        return conditions.get("Ready") == "True" and (
-            int(status.get("allocatable", {}).get(GPU_RESOURCE, 0)) == self.spec.gpus
-        )
+        self.apply(prometheus.local_service(layout))
 
     def wait_node(self, limit_s: float = 90) -> None:
         """Until the node is Ready and its GPUs are offered."""
         wait_for(self.node_ready, limit_s, f"node {self.node_name} isn't Ready; see {self.layout.log('kubelet')}", 0.2)
-
-    def wait_pod_ready(self, pod: str, namespace: str = "default", limit_s: float = 90) -> dict[str, Any]:
-        """Until a pod is Ready; the error shows why it isn't."""
-        deadline = time.monotonic() + limit_s
-        while True:
-            found = self.get("pod", pod, "-n", namespace)
-            conditions = {entry["type"]: entry["status"] for entry in found["status"].get("conditions", [])}
-            if conditions.get("Ready") == "True":
-                return found
-            if time.monotonic() > deadline:
-                more = self.kubectl("describe", "pod", pod, "-n", namespace)[-2500:]
-                message = f"pod {namespace}/{pod} isn't Ready after {limit_s:.0f} s:\n{more}"
-                raise SandboxError(message)
-            time.sleep(0.2)
 
     def down_components(self, say: Say) -> list[str]:
         """Names of components that were started and run no more."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sandbox import Region
 
 LEADS_LIMIT_S = 60.0
-SETTINGS = {"CONCH_TICK_S": "1"}
+SETTINGS = {"CONCH_TICK_S": "0.5"}
 FOREIGN_KINDS = (
     ("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors"),
     ("keda.sh", "v1alpha1", "ScaledObject", "scaledobjects"),
