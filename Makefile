@@ -31,7 +31,7 @@ generate: .venv/ready ## write crds/ and the hashed requirement files anew
 
 clean: ## stop the local cluster and remove what the other targets made here
 	[ ! -e .venv/ready ] || $(PYTHON) -m sandbox down
-	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv build .pytest-kind .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
-.venv/ready: operator/requirements-dev.txt pyproject.toml e2e/environment.py
+.venv/ready: operator/requirements-dev.txt e2e/requirements-stores.txt pyproject.toml e2e/environment.py
 	python3 e2e/environment.py install

@@ -15,6 +15,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 RUN_LOCK, DEV_LOCK = "operator/requirements.txt", "operator/requirements-dev.txt"
+# The S3 server of the tests is a program of its own: its libraries exclude versions that the operator needs.
+STORES_VENV, STORES_NEEDS, STORES_LOCK = VENV / "stores", "e2e/requirements-stores.in", "e2e/requirements-stores.txt"
+REGISTRY = "docker-registry"
+"""Debian's package, and its command: the OCI registry of the tests."""
 OLDEST = (3, 11)
 INSTALL_LIMIT_S = 1800
 
@@ -48,17 +52,44 @@ def install() -> None:
     pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--progress-bar", "on")
     run(*pip, "--require-hashes", "-r", DEV_LOCK)
     run(*pip, "--no-deps", "--no-build-isolation", "--editable", ".")
+    if not (STORES_VENV / "bin" / "python").exists():
+        run(sys.executable, "-m", "venv", str(STORES_VENV))
+    run(str(STORES_VENV / "bin" / "python"), *pip[1:], "--require-hashes", "-r", STORES_LOCK)
+    install_registry()
     (VENV / "ready").touch()
 
 
+def install_registry() -> None:
+    """As root on Debian, install the registry that the tests start; elsewhere say what they will miss."""
+    if shutil.which(REGISTRY) is not None:
+        return
+    if os.geteuid() == 0 and shutil.which("apt-get") is not None:
+        run("apt-get", "update", "-q")
+        run("apt-get", "install", "-y", "-q", "--no-install-recommends", REGISTRY)
+    else:
+        print(f"{REGISTRY} isn't in PATH: the tests of oci:// sources will fail until it is installed.")
+
+
 def lock() -> None:
-    """Resolve pyproject.toml into two files: what the image installs, and what a developer needs besides."""
+    """Resolve into files what the image installs, what a developer needs besides, and the tests' servers."""
     compile_ = (
         str(VENV / "bin" / "pip-compile"), "--quiet", "--generate-hashes", "--allow-unsafe", "--strip-extras",
-        "--no-emit-index-url", "--no-emit-trusted-host", "--no-emit-find-links", "--no-header", "pyproject.toml",
+        "--no-emit-index-url", "--no-emit-trusted-host", "--no-emit-find-links", "--no-header",
     )  # fmt: skip
-    run(*compile_, "--output-file", RUN_LOCK)
-    run(*compile_, "--extra", "dev", "--extra", "plots", "--constraint", RUN_LOCK, "--output-file", DEV_LOCK)
+    run(*compile_, "pyproject.toml", "--output-file", RUN_LOCK)
+    run(*compile_, STORES_NEEDS, "--output-file", STORES_LOCK)
+    run(
+        *compile_,
+        "pyproject.toml",
+        "--extra",
+        "dev",
+        "--extra",
+        "plots",
+        "--constraint",
+        RUN_LOCK,
+        "--output-file",
+        DEV_LOCK,
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """Downloads from a real HTTPS server that misbehaves, in process and through the real `conch fetch`."""
 
 import hashlib
-import http.server
+import io
 import json
-import os
 import random
 import shutil
 import signal
@@ -11,10 +10,8 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import zipfile
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +19,7 @@ import pytest
 import structlog
 import urllib3
 
-from conch.storage.download import Downloader, Patience, Wanted
+from conch.storage.download import Downloader, Patience, Progress, Wanted
 from conch.storage.errors import (
     DigestMismatchError,
     DiskFullError,
@@ -32,106 +29,31 @@ from conch.storage.errors import (
     SourceStalledError,
     WrongLayoutError,
 )
+from fetching import (
+    SOURCE_ROOT,
+    Answer,
+    Handler,
+    Haste,
+    Server,
+    command,
+    conch_fetch,
+    environment,
+    make_authority,
+    resident_peak_bytes,
+    serving,
+    visible,
+)
+from store_servers import SecretFolder, proxy
 
-SOURCE_ROOT = Path(__file__).parents[2] / "operator"
 BODY = random.Random(7).randbytes(300_000)
 DIGEST = f"sha256:{hashlib.sha256(BODY).hexdigest()}"
 BIG_BYTES = 400 << 20
 MEBIBYTE = bytes(1 << 20)
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    """Each request is noted, then answered by the next behaviour of the server's script; the last one stays."""
-
-    def do_GET(self) -> None:
-        server = cast("Server", self.server)
-        with server.lock:
-            server.requests.append({"path": self.path, **{name.lower(): text for name, text in self.headers.items()}})
-            answer = server.script.pop(0) if len(server.script) > 1 else server.script[0]
-        self.close_connection = True
-        answer(self)
-
-    def offset(self) -> int:
-        asked = self.headers.get("Range")
-        return int(asked.removeprefix("bytes=").removesuffix("-")) if asked else 0
-
-    def start(self, status: int, **headers: str | int) -> None:
-        self.send_response(status)
-        for name, text in headers.items():
-            self.send_header(name.replace("_", "-"), str(text))
-        self.end_headers()
-
-    def log_message(self, *_arguments: object) -> None:
-        pass
-
-
-Answer = Callable[[Handler], None]
-
-
-class Server(http.server.ThreadingHTTPServer):
-    def __init__(self, certificate: Path, script: tuple[Answer, ...]) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.tls.load_cert_chain(certificate)
-        self.script = list(script)
-        self.requests: list[dict[str, str]] = []
-        self.lock = threading.Lock()
-        self.closing = threading.Event()
-
-    def finish_request(self, request: Any, client_address: Any) -> None:
-        with self.tls.wrap_socket(request, server_side=True) as secured:
-            super().finish_request(secured, client_address)
-
-    def handle_error(self, *_arguments: object) -> None:
-        """A client that turns away is part of most tests."""
-
-    def url(self, path: str = "/model.onnx") -> str:
-        return f"https://localhost:{self.server_port}{path}"
-
-
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with ca.pem and server.pem, the latter for localhost."""
-    folder = tmp_path_factory.mktemp("authority")
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=30)
-
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=test authority")
-    openssl("req", *key, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=localhost")
-    (folder / "names").write_text("subjectAltName=DNS:localhost\n")
-    openssl("x509", "-req", "-in", "server.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
-            "-out", "server.crt", "-days", "2", "-extfile", "names")  # fmt: skip
-    (folder / "server.pem").write_text((folder / "server.key").read_text() + (folder / "server.crt").read_text())
-    return folder
-
-
-@contextmanager
-def serving(authority: Path, *script: Answer) -> Iterator[Server]:
-    server = Server(authority / "server.pem", script)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.closing.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-class Haste:
-    """Real time, but back-off is noted instead of waited for."""
-
-    def __init__(self) -> None:
-        self.waits_s: list[float] = []
-
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-    def sleep(self, seconds: float, /) -> None:
-        self.waits_s.append(seconds)
+    return make_authority(tmp_path_factory.mktemp("authority"))
 
 
 QUICK = Patience(stall_timeout_s=0.3, connect_timeout_s=2, attempts=3)
@@ -292,7 +214,7 @@ def test_row_76_a_download_that_always_hangs_ends_with_a_clear_sentence(authorit
     with serving(authority, silent) as server, pytest.raises(SourceStalledError) as failure:
         download(server.url("/m?sig=secret"), tmp_path, authority, clock=clock)
     assert "/m failed 3 times in a row, the last time because no byte came for 0.3 s; check that" in str(failure.value)
-    assert "secret" not in str(failure.value)
+    assert "sig" not in str(failure.value)
     assert clock.waits_s == [0.75, 1.5]
 
 
@@ -331,7 +253,7 @@ def test_a_changed_file_is_not_joined_to_the_old_one(authority: Path, tmp_path: 
          "redirects to http://localhost/x; only https"),
         ([status(302, Location="https://[::1/x")], SourceRefusedError, "redirects to no address"),
         ([status(302)], SourceRefusedError, "redirects to no address"),
-        ([shorter_than_it_is], DigestMismatchError, f"(299950 bytes), not {DIGEST}; correct the digest"),
+        ([shorter_than_it_is], DigestMismatchError, f"(299950 bytes), not {DIGEST}; correct source.digest"),
     ],
 )  # fmt: skip
 def test_what_another_try_cannot_heal_is_said_at_once(
@@ -340,7 +262,7 @@ def test_what_another_try_cannot_heal_is_said_at_once(
     with serving(authority, *script) as server, pytest.raises(kind) as failure:
         download(server.url("/m?sig=secret"), tmp_path, authority)
     assert message in str(failure.value)
-    assert "secret" not in str(failure.value)
+    assert "sig" not in str(failure.value)
     assert len(server.requests) == (3 if kind is SourceStalledError else 1)
 
 
@@ -370,53 +292,16 @@ def test_a_file_larger_than_the_volume_is_refused_before_its_first_byte(authorit
 
 def test_a_server_that_nobody_vouches_for_is_not_asked_twice(authority: Path, tmp_path: Path) -> None:
     with serving(authority, whole) as server:
-        result = conch_fetch(tmp_path, [model(server)], ca_file=None)
+        result = conch_fetch(tmp_path, [model(server, field="spec.models[0]")], ca_file=None)
     assert result.code == 3
     assert "shows a certificate that is not trusted" in result.termination
+    assert result.termination.endswith("or name your own authority in spec.models[0].source.caRef")
     assert not server.requests
-
-
-class Result:
-    def __init__(self, code: int, stderr: str, termination: str) -> None:
-        self.code = code
-        self.stderr = stderr
-        self.termination = termination
 
 
 def model(server: Server, path: str = "/model.onnx", **changes: Any) -> dict[str, Any]:
     fields: dict[str, Any] = {"name": "filetype", "uri": server.url(path), "digest": DIGEST, "fileName": "model.onnx"}
     return fields | {"config": 'name: "filetype"\n'} | changes
-
-
-def command(folder: Path, models: list[dict[str, Any]], ca_file: Path | None, **options: Path) -> list[str]:
-    plan = folder / "plan.json"
-    plan.write_text(json.dumps({"models": models, "stallTimeoutSeconds": 0.5}))
-    (folder / "models").mkdir(exist_ok=True)
-    arguments = [sys.executable, "-m", "conch.cli.main", "fetch", f"--plan={plan}", f"--into={folder / 'models'}"]
-    arguments += [f"--termination-log={folder / 'termination'}"]
-    arguments += [f"--ca-file={ca_file}"] if ca_file else []
-    return arguments + [f"--{name}={value}" for name, value in options.items()]
-
-
-def environment(**changes: str) -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(SOURCE_ROOT)} | changes
-
-
-def conch_fetch(
-    folder: Path, models: list[dict[str, Any]], ca_file: Path | None, *, prefix: tuple[str, ...] = (), **options: Path
-) -> Result:
-    """The real command in a process of its own."""
-    arguments = [*prefix, *command(folder, models, ca_file, **options)]
-    done = subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=60, check=False)
-    termination = folder / "termination"
-    return Result(done.returncode, done.stderr, termination.read_text() if termination.exists() else "")
-
-
-def visible(folder: Path) -> set[str]:
-    """What Triton would find: every file but those of hidden folders."""
-    root = folder / "models"
-    paths = (path.relative_to(root) for path in root.rglob("*") if path.is_file())
-    return {str(path) for path in paths if not path.parts[0].startswith(".")}
 
 
 def test_row_79_no_byte_of_a_file_with_another_digest_is_ever_served(authority: Path, tmp_path: Path) -> None:
@@ -427,7 +312,7 @@ def test_row_79_no_byte_of_a_file_with_another_digest_is_ever_served(authority: 
     assert result.code == 4
     assert result.termination == (
         f'model "filetype": {server.url()} has digest {DIGEST} (300000 bytes), not {wanted}; '
-        "correct the digest, or the source if it was changed"
+        "correct source.digest, or the source if it was changed"
     )
     assert result.stderr.endswith(f"conch fetch: {result.termination}\n")
     assert visible(tmp_path) == set()
@@ -439,9 +324,11 @@ def test_a_complete_repository_and_the_drain_script_are_left_and_a_rerun_downloa
     (tmp_path / "tools").mkdir()
     with serving(authority, whole) as server:
         models = [model(server), model(server, name="twin")]
-        for _ in range(2):
+        for run in range(2):
             result = conch_fetch(tmp_path, models, authority / "ca.pem", tools=tmp_path / "tools")
-            assert (result.code, result.termination) == (0, "")
+            assert result.code == 0, result.termination
+            origins = {entry["model"]: entry["origin"] for entry in json.loads(result.termination)["fetched"]}
+            assert origins == {"filetype": "Download" if run == 0 else "Present", "twin": "Present"}
         assert len(server.requests) == 1
     assert visible(tmp_path) == {
         "filetype/config.pbtxt", "filetype/1/model.onnx", "twin/config.pbtxt", "twin/1/model.onnx",
@@ -472,15 +359,6 @@ def test_row_76_a_killed_container_resumes_where_it_was(
         assert conch_fetch(tmp_path, [model(server)], authority / "ca.pem").code == 0
     assert [request.get("range") for request in server.requests] == [None, "bytes=100000-"]
     assert (tmp_path / "models/filetype/1/model.onnx").read_bytes() == BODY
-
-
-def resident_peak_bytes(process: int) -> int:
-    """The kernel's high-water mark; 0 once the process is gone."""
-    try:
-        lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
 
 
 def test_row_77_a_big_file_needs_no_more_memory_than_a_small_one(authority: Path, tmp_path: Path) -> None:
@@ -517,7 +395,8 @@ def test_a_disk_that_fills_up_under_the_download_is_named(authority: Path, tmp_p
         result = conch_fetch(tmp_path, [model(server)], authority / "ca.pem", prefix=small)
     assert result.code == 7
     assert result.termination == (
-        'model "filetype": the model volume is full; raise the size limit of the model volume or free space on the node'
+        'model "filetype": the model volume is full; free space on the node, on whose disk it lies, or use a pvc or '
+        "image source, which needs no copy"
     )
 
 
@@ -545,6 +424,8 @@ def test_each_kind_of_failure_has_its_exit_code_and_its_sentence(
 def test_exit_codes_stay_what_the_documentation_says(kind: type[FetchError], code: int) -> None:
     assert kind("cause", "fix").exit_code == code
     assert str(kind("cause", "fix").about("m")) == 'model "m": cause; fix'
+    assert str(kind("cause", "fix").about("m", "spec.models[0]")) == 'model "m": cause (spec.models[0]); fix'
+    assert str(kind("cause", "set spec.x").about("m", "spec.models[0]")) == 'model "m": cause; set spec.x'
 
 
 def test_a_repository_that_can_not_be_written_is_said_without_a_traceback(authority: Path, tmp_path: Path) -> None:
@@ -594,7 +475,140 @@ def test_a_system_store_named_by_ssl_cert_file_is_trusted_too(authority: Path, t
 def test_fetch_starts_without_the_operators_libraries() -> None:
     loaded = (
         "import sys, conch.cli.main, conch.storage.fetch;"
-        "print([name for name in ('kopf', 'kubernetes', 'numpy', 'aiohttp', 'tritonclient') if name in sys.modules])"
+        "heavy = ('kopf', 'kubernetes', 'numpy', 'aiohttp', 'tritonclient', 'obstore');"
+        "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", loaded], env=environment(), capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def authorized(handler: Handler) -> None:
+    """Leads to wherever the path says, or gives the file to whoever has the login."""
+    if handler.path.startswith("/to/"):
+        handler.start(302, Location=f"https://{handler.path.removeprefix('/to/')}", Content_Length=0)
+    elif handler.headers.get("Authorization"):
+        whole(handler)
+    else:
+        handler.start(401, Content_Length=0, WWW_Authenticate="Basic realm=models")
+
+
+LOGINS = {
+    "Bearer made-up-token": {"token": "made-up-token\n"},
+    "Basic cmVhZGVyOm1hZGU6dXA=": {"username": "reader", "password": "made:up"},
+}
+
+
+@pytest.mark.parametrize("header", LOGINS)
+def test_the_login_of_the_secret_goes_to_the_files_own_server(header: str, authority: Path, tmp_path: Path) -> None:
+    secret = SecretFolder(tmp_path / "secret", LOGINS[header]).mounted()
+    with serving(authority, authorized) as server:
+        fields = model(server, "/to/" + server.url("/model.onnx").removeprefix("https://"), secret=secret)
+        result = conch_fetch(tmp_path, [fields], authority / "ca.pem")
+    assert result.code == 0, result.stderr
+    assert [request.get("authorization") for request in server.requests] == [header, header]
+    assert "made" not in result.stderr
+
+
+def test_the_login_goes_to_no_other_server_that_redirects_lead_to(authority: Path, tmp_path: Path) -> None:
+    secret = SecretFolder(tmp_path / "secret", {"token": "made-up-token"}).mounted()
+    with serving(authority, whole) as other, serving(authority, authorized) as server:
+        fields = model(server, "/to/" + other.url("/model.onnx").removeprefix("https://"), secret=secret)
+        result = conch_fetch(tmp_path, [fields], authority / "ca.pem")
+    assert result.code == 0, result.stderr
+    assert server.requests[0]["authorization"] == "Bearer made-up-token"
+    assert [request.get("authorization") for request in other.requests] == [None]
+
+
+@pytest.mark.parametrize(
+    ("keys", "answers", "message"),
+    [
+        (
+            None,
+            authorized,
+            "answered 401; the server wants credentials; name a Secret with them in spec.models[0].source.",
+        ),
+        (
+            {"token": "made-up"},
+            status(401),
+            "answered 401; correct the credentials in the Secret of spec.models[0].source.secretRef",
+        ),
+        (
+            {"token": "made-up"},
+            status(403),
+            "answered 403; allow the credentials of spec.models[0].source.secretRef to read it",
+        ),
+        ({"user": "x"}, whole, "the Secret lacks token, or username and password (it holds user); add them to"),
+    ],
+)
+def test_a_login_that_is_missing_or_refused_is_named(
+    keys: dict[str, str] | None, answers: Answer, message: str, authority: Path, tmp_path: Path
+) -> None:
+    secret = None if keys is None else SecretFolder(tmp_path / "secret", keys).mounted()
+    with serving(authority, answers) as server:
+        result = conch_fetch(tmp_path, [model(server, secret=secret, field="spec.models[0]")], authority / "ca.pem")
+    assert result.code == 3
+    assert message in result.termination
+    assert "made-up" not in result.stderr
+
+
+def test_an_authority_and_a_proxy_of_the_source_are_used_for_it_alone(authority: Path, tmp_path: Path) -> None:
+    with serving(authority, whole) as server, proxy() as way:
+        fields = model(server, ca=str(authority / "ca.pem"), proxy=way.url)
+        result = conch_fetch(tmp_path, [fields, model(server, "/other", name="plain")], None)
+        assert result.code == 3, "the second model names no authority"
+        assert 'model "plain"' in result.termination
+        assert conch_fetch(tmp_path, [fields], None).code == 0
+    assert set(way.connects) == {f"localhost:{server.server_port}"}
+
+
+def test_a_long_download_tells_bytes_total_and_rate_every_five_seconds() -> None:
+    told = structlog.testing.CapturingLogger()
+    clock = Haste()
+    clock.monotonic = iter([0.0, 1.0, 5.0, 6.0, 11.0]).__next__  # type: ignore[method-assign]
+    log = structlog.wrap_logger(told, processors=[lambda _logger, _name, event: event])
+    progress = Progress("s3://m/k", clock, log)
+    for done in (10, 500, 600, 1100):
+        progress.received(done, 2000)
+    assert [call.kwargs for call in told.calls] == [
+        {"event": "downloading", "source": "s3://m/k", "bytes_done": 500, "bytes_per_s": 100, "total_bytes": 2000},
+        {"event": "downloading", "source": "s3://m/k", "bytes_done": 1100, "bytes_per_s": 100, "total_bytes": 2000},
+    ]
+
+
+def packed(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("scheme", ["https", "pvc"])
+def test_an_archive_is_verified_as_it_is_then_unpacked(scheme: str, authority: Path, tmp_path: Path) -> None:
+    archive = packed({"1/model.onnx": BODY, "3/model.onnx": b"three"})
+    (tmp_path / "claim").mkdir()
+    (tmp_path / "claim/m.zip").write_bytes(archive)
+
+    def serves(handler: Handler) -> None:
+        handler.start(200, Content_Length=len(archive))
+        handler.wfile.write(archive)
+
+    with serving(authority, serves) as server:
+        fields = model(server, "/m.zip", digest=f"sha256:{hashlib.sha256(archive).hexdigest()}", versions=[1, 3])
+        if scheme == "pvc":
+            fields |= {"uri": "pvc://claim/m.zip", "mount": str(tmp_path / "claim"), "path": "/m.zip"}
+        result = conch_fetch(tmp_path, [fields], authority / "ca.pem")
+        assert result.code == 0, result.stderr
+        wrong = conch_fetch(tmp_path, [fields | {"digest": DIGEST}], authority / "ca.pem")
+    assert visible(tmp_path) == {"filetype/config.pbtxt", "filetype/1/model.onnx", "filetype/3/model.onnx"}
+    assert wrong.code == 4
+    assert "correct source.digest, or the source if it was changed" in wrong.termination
+
+
+def test_an_ensemble_has_no_source_and_gets_an_empty_version(tmp_path: Path) -> None:
+    result = conch_fetch(tmp_path, [{"name": "pipeline", "expects": "Nothing", "config": "x"}], None)
+    assert result.code == 0, result.stderr
+    assert json.loads(result.termination) == {
+        "fetched": [{"model": "pipeline", "origin": "None", "bytes": 0, "seconds": 0.0}]
+    }
+    assert list((tmp_path / "models/pipeline/1").iterdir()) == []

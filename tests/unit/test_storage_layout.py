@@ -12,7 +12,6 @@ import pytest
 import structlog
 
 from conch.storage.digest import file_digest, tree_digest
-from conch.storage.download import Downloader
 from conch.storage.errors import DigestMismatchError, FetchError, SourceRefusedError, WrongLayoutError
 from conch.storage.fetch import carry_out
 from conch.storage.layout import inspect, walk
@@ -39,13 +38,15 @@ def fill(folder: Path, *names: str) -> Path:
     return folder
 
 
-def fetch(into: Path, *models: PlannedModel) -> None:
-    def no_download(_stall_timeout_s: float) -> Downloader:
-        return Downloader.__new__(Downloader)
+class NothingToDownload:
+    def fetch(self, model: PlannedModel, content: Path, downloads: Path) -> None:
+        raise AssertionError(f"{model.name} is on a volume; {content} needs no {downloads}")
 
+
+def fetch(into: Path, *models: PlannedModel) -> None:
     into.mkdir(exist_ok=True)
     log = structlog.wrap_logger(structlog.testing.CapturingLogger())
-    carry_out(Plan(models=models), into, no_download, clock=time, log=log)
+    carry_out(Plan(models=models), into, lambda _stall_timeout_s: NothingToDownload(), clock=time, log=log)
 
 
 def seen_by_triton(into: Path) -> set[str]:

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from conch.storage.errors import MESSAGE_MAX_BYTES, DigestMismatchError, termination_message
-from conch.storage.plan import Plan, PlanError, PlannedModel
+from conch.storage.plan import Plan, PlanError, PlannedCache, PlannedEngine, PlannedModel
 
 DIGEST = "sha256:" + "a" * 64
 
@@ -18,8 +18,6 @@ def model(**changes: Any) -> dict[str, Any]:
         "uri": "https://models.example/filetype.onnx",
         "digest": DIGEST,
         "fileName": "model.onnx",
-        "mount": None,
-        "path": None,
         "config": 'name: "filetype"\n',
     }
     return fields | changes
@@ -41,8 +39,28 @@ def test_a_plan_survives_the_annotation() -> None:
                 config='name: "filetype"\nparameters { key: "a" value { string_value: "\\"{{ }}\\n" } }\n',
             ),
             PlannedModel(name="b", uri="https://h/b?sig=1", digest=DIGEST, file_name="model.py", config=""),
+            PlannedModel(
+                name="c",
+                uri="s3://models/c/",
+                file_name="model.plan",
+                expects="FileOrFolder",
+                field="spec.models[2]",
+                versions=(1, 3),
+                extra_files=("labels/top.txt",),
+                config="",
+                endpoint="http://minio:9000",
+                region="eu-west-1",
+                identity="ServiceAccount",
+                secret="/etc/conch/secrets/2",
+                ca="/etc/conch/authorities/2/ca.crt",
+                proxy="http://proxy:3128",
+                engine=PlannedEngine(tensor_rt="10.5", compute_capability="8.6", platform="linux/amd64"),
+            ),
+            PlannedModel(name="d", expects="Nothing", config=""),
         ),
         stall_timeout_seconds=30,
+        cache=PlannedCache(path="/cache", size_bytes=1 << 40),
+        tensor_rt="10.5.0",
     )
     text = written.to_json()
     assert "\n" not in text
@@ -51,9 +69,23 @@ def test_a_plan_survives_the_annotation() -> None:
 
 
 def test_the_wire_names_are_those_of_the_plan_file() -> None:
-    written = json.loads(Plan.from_json(plan(model())).to_json())
-    assert set(written) == {"models", "stallTimeoutSeconds"}
-    assert written["models"] == [model()]
+    fields = model(
+        uri="s3://m/k", expects="Folder", field="spec.models[0]", versions=[3], extraFiles=["labels.txt"],
+        endpoint="https://minio", region="eu-west-1", identity="ServiceAccount", secret="/s", ca="/ca.crt",
+        proxy="http://proxy:3128", engine={"tensorRT": "10.5", "computeCapability": "8.6", "platform": "linux/amd64"},
+    )  # fmt: skip
+    written = {"models": [fields], "stallTimeoutSeconds": 30.0, "cache": {"path": "/c", "sizeBytes": 1}}
+    written["tensorRT"] = "10.5"
+    assert json.loads(Plan.from_json(json.dumps(written)).to_json()) == written
+
+
+def test_what_a_plan_leaves_out_is_not_written_so_that_a_new_field_rolls_no_pod() -> None:
+    assert json.loads(Plan.from_json(plan(model())).to_json()) == {"models": [model()]}
+
+
+def test_a_message_can_name_the_field_of_the_resource() -> None:
+    made = Plan.from_json(plan(model(field="spec.models[3]"), model(name="b"))).models
+    assert [one.at("source.uri") for one in made] == ["spec.models[3].source.uri", "source.uri"]
 
 
 def test_a_plan_does_not_change_once_made() -> None:
@@ -76,13 +108,27 @@ def test_a_plan_does_not_change_once_made() -> None:
         (plan(model(digest="sha256:abc")), "plan.models[0].digest: 'sha256:abc' must be sha256: and 64"),
         (plan(model(digest=DIGEST + "\n")), "must be sha256: and 64"),
         (plan(model(digest=None)), "plan.models[0]: digest: missing; https sources need one"),
-        (plan(model(uri="ftp://h/f")), "uri: 'ftp://h/f' has no supported scheme; use https, image, pvc"),
+        (plan(model(uri="ftp://h/f")), "uri: 'ftp://h/f' has no supported scheme; use gs, https, oci, s3, image, pvc"),
         (plan(model(uri="http://h/f")), "uri: 'http://h/f' has no supported scheme"),
         (plan(model(uri="https:///f")), "is no https URL; give host and path"),
         (plan(model(uri="https://h/a b")), "is no https URL"),
         (plan(model(uri="https://h:99999/f")), "Port out of range"),
         (plan(model(uri="https://me:secret@h/f")), "credentials in a URL end up in logs"),
-        (plan(model(mount="/sources/x")), "mount: '/sources/x' is set for an https source; remove it"),
+        (plan(model(mount="/sources/x")), "mount: '/sources/x' is set for a source that is downloaded; remove it"),
+        (plan(model(uri="oci://r/m:1", digest=None)), "digest: missing; a tag can be moved"),
+        (plan(model(uri=f"oci://r/m@{DIGEST}", digest="sha256:" + "b" * 64)), "digest: differs from the digest in uri"),
+        (plan(model(uri="s3:///k")), "is no s3 URL; give host and path"),
+        (plan(model(uri="s3://me:secret@b/k")), "credentials in a URL end up in logs"),
+        (plan(model(uri=None)), "uri: missing although expects is File; set source.uri"),
+        (plan(model(fileName=None)), "fileName: missing although expects is File"),
+        (plan(model(versions=[0])), "plan.models[0].versions[0]: 0 Input should be greater than or equal to 1"),
+        (plan(model(extraFiles=["../x"])), "plan.models[0].extraFiles[0]: '../x' must be a relative path"),
+        (plan(model(extraFiles=["/x"])), "must be a relative path"),
+        (plan(model(endpoint="ftp://h")), "plan.models[0].endpoint: 'ftp://h' must be http://HOST:PORT or https://"),
+        (plan(model(endpoint="https://a:b@h")), "credentials in a URL end up in logs"),
+        (plan(model(proxy="http://h/x")), "must be http://HOST:PORT or https://HOST:PORT"),
+        (plan(model(secret="secrets")), "plan.models[0].secret: 'secrets' must be an absolute path"),
+        (plan(model(), cache={"path": "/c", "sizeBytes": 0}), "plan.cache.sizeBytes: 0 Input should be greater than 0"),
         (plan(model(uri="pvc://c/p")), "mount: missing for 'pvc://c/p'"),
         (plan(model(uri="pvc://c/p", mount="sources")), "mount: 'sources' must be an absolute path"),
         (plan(model(uri="pvc://c/p", mount="/s", path="/a/../../b")), "path: '/a/../../b' must not contain '..'"),

@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from conch.storage.download import Log
-    from conch.storage.fetch import MakeDownloader
+    from conch.storage.fetch import MakeFetcher
 
 _TERMINATION_LOG = Path("/dev/termination-log")
 _TERMINATED = 128 + signal.SIGTERM
@@ -22,7 +22,7 @@ def fetch(
     tools: Annotated[Path | None, typer.Option(help="Also put the drain script for Triton's preStop there.")] = None,
     ca_file: Annotated[Path | None, typer.Option(help="PEM file of further authorities to trust.")] = None,
     termination_log: Annotated[
-        Path, typer.Option(help="Where the sentence that says what failed is left for the kubelet.")
+        Path, typer.Option(help="Where the sentence that says what failed, or a summary, is left for the kubelet.")
     ] = _TERMINATION_LOG,
 ) -> None:
     """Fetch every model of a plan, verify it, and show the complete model repository.
@@ -37,49 +37,39 @@ def fetch(
     from conch.storage.errors import FetchError
 
     try:
-        _carry_out(plan, into, tools, ca_file)
+        message = _carry_out(plan, into, tools, ca_file)
     except FetchError as error:
         _fail(str(error), error.exit_code, termination_log)
     except OSError as error:
         _fail(f"the model repository can't be written: {error}; check the pod's volumes", 1, termination_log)
+    else:
+        _leave(message.encode(), termination_log)
 
 
-def _carry_out(plan_path: Path, into: Path, tools: Path | None, ca_file: Path | None) -> None:
+def _carry_out(plan_path: Path, into: Path, tools: Path | None, ca_file: Path | None) -> str:
     import time
 
-    from conch.storage.fetch import carry_out, install_tools, read_plan
+    from conch.storage.fetch import carry_out, install_tools, read_plan, summary
 
     log = _stderr_log()
     plan = read_plan(plan_path)
     if tools is not None:
         install_tools(tools)
-    carry_out(plan, into, _downloaders(ca_file, log), clock=time, log=log)
+    arrivals = carry_out(plan, into, _fetchers(ca_file, log), clock=time, log=log)
     log.info("complete", models=[model.name for model in plan.models])
+    return summary(arrivals)
 
 
-def _downloaders(ca_file: Path | None, log: "Log") -> "MakeDownloader":
+def _fetchers(ca_file: Path | None, log: "Log") -> "MakeFetcher":
     import random
-    import ssl
     import time
 
-    import urllib3
+    from conch.storage.download import Patience
+    from conch.storage.remote import Remote
 
-    from conch.storage.download import Downloader, Patience
-    from conch.storage.errors import PlanInvalidError
-
-    trust = ssl.create_default_context()
-    if ca_file is not None:
-        try:
-            trust.load_verify_locations(ca_file)
-        except OSError as error:
-            raise PlanInvalidError(
-                f"--ca-file {ca_file} can't be used ({error.strerror or error})", "give a PEM file of certificates"
-            ) from error
-    pool = urllib3.PoolManager(ssl_context=trust)
-
-    def make(stall_timeout_s: float) -> "Downloader":
+    def make(stall_timeout_s: float) -> "Remote":
         patience = Patience(stall_timeout_s=stall_timeout_s)
-        return Downloader(pool, patience, clock=time, jitter=random.random, log=log)
+        return Remote(patience, ca_file=ca_file, clock=time, jitter=random.random, log=log)
 
     return make
 
@@ -104,14 +94,20 @@ def _fail(sentence: str, exit_code: int, termination_log: Path) -> None:
 
     message = termination_message(sentence)
     sys.stderr.write(f"conch fetch: {message.decode()}\n")
+    _leave(message, termination_log)
+    raise typer.Exit(exit_code)
+
+
+def _leave(message: bytes, termination_log: Path) -> None:
     # Outside a container there is no such device, and a root user's run should leave no file in /dev.
     if termination_log != _TERMINATION_LOG or termination_log.exists():
         try:
             termination_log.write_bytes(message)
         except OSError as error:
             sys.stderr.write(f"conch fetch: {termination_log} can't be written ({error.strerror})\n")
-    raise typer.Exit(exit_code)
 
 
 def _terminate(_number: int, _frame: object) -> None:
-    raise SystemExit(_TERMINATED)
+    # At once, without waiting for threads that read from the network: whatever is on disk is made for being killed.
+    sys.stderr.flush()
+    os._exit(_TERMINATED)

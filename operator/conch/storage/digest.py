@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,10 +55,21 @@ def tree_digest(files: Iterable["TreeFile"], on_bytes: OnBytes = _ignore) -> str
         find -L . -path ./lost+found -prune -o -type f -printf '%P\0' \
             | LC_ALL=C sort -z | xargs -0 sha256sum -- | sha256sum
 
-    `storage.layout.walk` refuses the names that sha256sum would escape (backslash, control characters). Raises OSError.
+    docs/models.md says the same for users. `storage.layout.walk` refuses the names that sha256sum would escape
+    (backslash, control characters). Raises OSError.
     """
+    return lines_digest(
+        {file.relative: file_digest(file.real, on_bytes).removeprefix("sha256:") for file in _in_order(files)}
+    )
+
+
+def lines_digest(files: Mapping[str, str]) -> str:
+    """The tree digest of files whose own SHA-256 is known: relative path → hexadecimal digits."""
     lines = hashlib.sha256()
-    for file in sorted(files, key=lambda file: os.fsencode(file.relative)):
-        hexadecimal = file_digest(file.real, on_bytes).removeprefix("sha256:")
-        lines.update(f"{hexadecimal}  ".encode() + os.fsencode(file.relative) + b"\n")
+    for relative in sorted(files, key=os.fsencode):
+        lines.update(f"{files[relative]}  ".encode() + os.fsencode(relative) + b"\n")
     return f"sha256:{lines.hexdigest()}"
+
+
+def _in_order(files: Iterable["TreeFile"]) -> list["TreeFile"]:
+    return sorted(files, key=lambda file: os.fsencode(file.relative))

@@ -1,5 +1,7 @@
 """Download one https file: resumed after a drop, bounded in time and memory, its digest checked. Network and disk.
 
+Files of https sources and blobs of OCI registries come this way; `storage.objects` has the object stores.
+
 The digest decides what is a complete file. Lengths, ranges and validators that servers send only save work: a wrong
 one costs another attempt and never a wrong file.
 """
@@ -7,7 +9,7 @@ one costs another attempt and never a wrong file.
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +17,15 @@ from typing import Any, Protocol, Self
 from urllib.parse import urljoin, urlsplit
 
 import urllib3
-from urllib3.exceptions import HTTPError, InvalidHeader, LocationValueError, ProtocolError, ReadTimeoutError, SSLError
+from urllib3.exceptions import (
+    HTTPError,
+    InvalidHeader,
+    LocationValueError,
+    ProtocolError,
+    ProxyError,
+    ReadTimeoutError,
+    SSLError,
+)
 
 from conch.storage.digest import CHUNK_BYTES, hash_into
 from conch.storage.errors import DigestMismatchError, FetchError, SourceRefusedError, SourceStalledError
@@ -25,6 +35,8 @@ _REDIRECTS_MAX = 5
 _REDIRECT_STATUSES = frozenset((301, 302, 303, 307, 308))
 # The server is there but can't answer now; every other 4xx stays as it is however often one asks.
 _PASSING_STATUSES = frozenset((408, 425, 429))
+_TUNNEL_REFUSED = re.compile(r"Tunnel connection failed: (\d{3})", re.ASCII)
+_CHALLENGES_MAX = 2
 _CONTENT_RANGE = re.compile(r"bytes\s+(?:(?P<start>\d+)-\d+|\*)/(?P<total>\d+|\*)", re.ASCII)
 _LOG_INTERVAL_S = 5.0
 
@@ -49,6 +61,20 @@ class Log(Protocol):
         """Record that something will be tried again."""
 
 
+class Authorization(Protocol):
+    """What a request says about who asks. It is never sent to another server than the one it is for."""
+
+    @property
+    def from_secret(self) -> bool:
+        """Whether the credentials of a Secret are behind it."""
+
+    def header(self) -> str | None:
+        """The value of the header Authorization; None: no such header."""
+
+    def challenged(self, challenge: str) -> bool:
+        """The server answered 401 with that WWW-Authenticate. Whether `header` differs now; raises FetchError."""
+
+
 @dataclass(frozen=True)
 class Patience:
     """How long to try. `attempts` counts attempts in a row that got no further into the file."""
@@ -64,10 +90,17 @@ class Patience:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A file: where it is, and the digest (`sha256:<hex>`) that its bytes must have."""
+    """A file: where it is, and the digest (`sha256:<hex>`) that its bytes must have.
+
+    `field` is the place of its source in the resource, for messages. A file longer than `size_bytes` is refused without
+    being read to its end; None: unknown. `authorization` is asked for a header for the file's own server.
+    """
 
     uri: str
     digest: str
+    field: str = "source"
+    size_bytes: int | None = None
+    authorization: "Authorization | None" = None
 
     @property
     def shown(self) -> str:
@@ -78,11 +111,20 @@ class Wanted:
 class _InterruptedError(Exception):
     """An attempt ended early. `unverified`: it seemed complete, but without a length only the digest could tell."""
 
-    def __init__(self, cause: str, *, retry_after_s: float = 0.0, unverified: bool = False) -> None:
+    def __init__(
+        self, cause: str, *, retry_after_s: float = 0.0, unverified: bool = False, proxy: bool = False
+    ) -> None:
         super().__init__(cause)
         self.cause = cause
         self.retry_after_s = retry_after_s
         self.unverified = unverified
+        self._proxy = proxy
+
+    def fix(self, field: str) -> str:
+        """What to do when it stays so."""
+        if self._proxy:
+            return f"correct {field}.proxy, or check that the proxy answers"
+        return "check that the pod may reach the server (NetworkPolicy, DNS, proxy) and that it answers"
 
 
 class Partial:
@@ -158,9 +200,17 @@ class Downloader:
     """Downloads through one connection pool. The pool's TLS context decides whom to trust."""
 
     def __init__(
-        self, pool: urllib3.PoolManager, patience: Patience, *, clock: Clock, jitter: Callable[[], float], log: Log
+        self,
+        pool: urllib3.PoolManager,
+        patience: Patience,
+        *,
+        clock: Clock,
+        jitter: Callable[[], float],
+        log: Log,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`jitter` gives numbers from 0 to 1, such as random.random."""
+        """`jitter` gives numbers from 0 to 1, such as random.random. `stopped`: another thread's failure ends this."""
+        self._stopped = stopped
         self._pool = pool
         self._patience = patience
         self._clock = clock
@@ -187,7 +237,11 @@ class Downloader:
                     further = partial.size_bytes > furthest_bytes
                     furthest_bytes = max(furthest_bytes, partial.size_bytes)
                     fruitless = 1 if further else fruitless + 1
-                    self._wait(interruption, wanted, partial, fruitless, deadline_s)
+                    if fruitless >= self._patience.attempts and interruption.unverified:
+                        found, size_bytes = partial.digest(), partial.size_bytes
+                        partial.restart()
+                        raise _mismatch(wanted, found, size_bytes) from None
+                    self._back_off(interruption, wanted, partial.size_bytes, fruitless, deadline_s)
                     continue
                 self._check_complete(wanted, partial)
 
@@ -202,31 +256,29 @@ class Downloader:
             return
         raise _mismatch(wanted, found, size_bytes)
 
-    def _wait(
-        self, interruption: _InterruptedError, wanted: Wanted, partial: Partial, fruitless: int, deadline_s: float
+    def _back_off(
+        self, interruption: _InterruptedError, wanted: Wanted, present_bytes: int, fruitless: int, deadline_s: float
     ) -> None:
         patience = self._patience
+        if self._stopped():
+            raise _given_up(wanted)
         if fruitless >= patience.attempts:
-            if interruption.unverified:
-                found, size_bytes = partial.digest(), partial.size_bytes
-                partial.restart()
-                raise _mismatch(wanted, found, size_bytes)
             raise SourceStalledError(
                 f"{wanted.shown} failed {fruitless} times in a row, the last time because {interruption.cause}",
-                "check that the pod may reach the server (NetworkPolicy, DNS, proxy) and that it answers",
+                interruption.fix(wanted.field),
             )
-        backoff_s = min(patience.backoff_max_s, patience.backoff_s * 2.0 ** (fruitless - 1))
+        backoff_s = min(patience.backoff_max_s, patience.backoff_s * 2.0 ** (max(1, fruitless) - 1))
         asked_s = min(interruption.retry_after_s, patience.retry_after_max_s)
         # Jitter on top of what the server asked: a whole Deployment starts at once and would come back at once.
         wait_s = asked_s + backoff_s * (0.5 + self._jitter() / 2)
         if self._clock.monotonic() + wait_s >= deadline_s:
-            raise self._too_long(wanted, partial)
+            raise self._too_long(wanted, present_bytes)
         self._log.warning(
             "retrying",
             source=wanted.shown,
             cause=interruption.cause,
             wait_s=round(wait_s, 2),
-            bytes_present=partial.size_bytes,
+            bytes_present=present_bytes,
         )
         self._clock.sleep(wait_s)
 
@@ -243,9 +295,15 @@ class Downloader:
             partial.joined = partial.size_bytes > 0
             while data := self._read(response):
                 partial.append(data)
+                if wanted.size_bytes is not None and partial.size_bytes > wanted.size_bytes:
+                    size_bytes = partial.size_bytes
+                    partial.restart()
+                    raise _too_big(wanted, size_bytes)
+                if self._stopped():
+                    raise _given_up(wanted)
                 progress.received(partial.size_bytes, total_bytes)
                 if self._clock.monotonic() >= deadline_s:
-                    raise self._too_long(wanted, partial)
+                    raise self._too_long(wanted, partial.size_bytes)
         finally:
             # Not back into the pool: what is left of the body may be long, or never come.
             response.close()
@@ -253,24 +311,63 @@ class Downloader:
             raise _InterruptedError("the body ended without a stated length and isn't complete", unverified=True)
 
     def _open(self, wanted: Wanted, partial: Partial) -> urllib3.BaseHTTPResponse:
-        headers = {"Accept-Encoding": "identity", "User-Agent": "conch-fetch"}
+        headers = {}
         if partial.size_bytes:
             headers["Range"] = f"bytes={partial.size_bytes}-"
             if partial.etag:
                 headers["If-Range"] = partial.etag
-        uri = wanted.uri
+        return self._follow(wanted, headers)
+
+    def read(self, wanted: Wanted, headers: Mapping[str, str], limit_bytes: int) -> bytes:
+        """A small document, tried as often as a file; its digest isn't checked. Raises as `download` does."""
+        deadline_s = self._clock.monotonic() + self._patience.total_timeout_s
+        fruitless = 0
+        while True:
+            try:
+                return self._read_small(wanted, headers, limit_bytes)
+            except _InterruptedError as interruption:
+                fruitless += 1
+                self._back_off(interruption, wanted, 0, fruitless, deadline_s)
+
+    def _read_small(self, wanted: Wanted, headers: Mapping[str, str], limit_bytes: int) -> bytes:
+        response = self._follow(wanted, headers)
+        content = bytearray()
+        try:
+            while data := self._read(response):
+                content += data
+                if len(content) > limit_bytes:
+                    raise SourceRefusedError(
+                        f"{wanted.shown} has more than {limit_bytes} bytes", f"correct {wanted.field}.uri"
+                    )
+        finally:
+            response.close()
+        return bytes(content)
+
+    def _follow(self, wanted: Wanted, further: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
+        """The response at the end of the redirects, its status checked."""
+        headers = {"Accept-Encoding": "identity", "User-Agent": "conch-fetch", **further}
+        uri, own, authorization = wanted.uri, _origin(wanted.uri), wanted.authorization
+        challenges = 0
         for _ in range(_REDIRECTS_MAX + 1):
-            response = self._request(uri, headers)
+            header = authorization.header() if authorization is not None and _origin(uri) == own else None
+            response = self._request(uri, {**headers, **({"Authorization": header} if header else {})}, wanted)
+            if response.status == 401 and authorization is not None and _origin(uri) == own:  # noqa: PLR2004
+                challenge = response.headers.get("WWW-Authenticate", "")
+                challenges += 1
+                if challenges <= _CHALLENGES_MAX and authorization.challenged(challenge):
+                    response.close()
+                    continue
             if response.status not in _REDIRECT_STATUSES:
-                _check_status(response, _without_query(uri))
+                _check_status(response, _without_query(uri), wanted)
                 return response
             response.close()
             uri = _redirected(uri, response.headers.get("Location"))
         raise SourceRefusedError(
-            f"{wanted.shown} redirects more than {_REDIRECTS_MAX} times", "use the address that it leads to"
+            f"{wanted.shown} redirects more than {_REDIRECTS_MAX} times",
+            f"write the address that it leads to into {wanted.field}.uri",
         )
 
-    def _request(self, uri: str, headers: dict[str, str]) -> urllib3.BaseHTTPResponse:
+    def _request(self, uri: str, headers: dict[str, str], wanted: Wanted) -> urllib3.BaseHTTPResponse:
         timeout = urllib3.Timeout(connect=self._patience.connect_timeout_s, read=self._patience.stall_timeout_s)
         try:
             return self._pool.request(
@@ -281,12 +378,16 @@ class Downloader:
                 raise _InterruptedError(f"TLS failed ({error})") from error
             raise SourceRefusedError(
                 f"{_without_query(uri)} shows a certificate that is not trusted ({error})",
-                "use a certificate of a public authority, or give your own authority with --ca-file",
+                f"use a certificate of a public authority, or name your own authority in {wanted.field}.caRef",
             ) from error
         except ReadTimeoutError as error:
             raise self._silence() from error
+        except ProxyError as error:
+            raise _proxy_failure(error, wanted) from error
         except (LocationValueError, UnicodeError) as error:
-            raise SourceRefusedError(f"{_without_query(uri)} is no usable address", "correct source.uri") from error
+            raise SourceRefusedError(
+                f"{_without_query(uri)} is no usable address", f"correct {wanted.field}.uri"
+            ) from error
         except HTTPError as error:
             raise _InterruptedError(f"the connection failed ({error})") from error
 
@@ -303,9 +404,9 @@ class Downloader:
     def _silence(self) -> _InterruptedError:
         return _InterruptedError(f"no byte came for {self._patience.stall_timeout_s:g} s")
 
-    def _too_long(self, wanted: Wanted, partial: Partial) -> FetchError:
+    def _too_long(self, wanted: Wanted, present_bytes: int) -> FetchError:
         return SourceStalledError(
-            f"{wanted.shown} is not complete after {self._patience.total_timeout_s:g} s ({partial.size_bytes} bytes)",
+            f"{wanted.shown} is not complete after {self._patience.total_timeout_s:g} s ({present_bytes} bytes)",
             "use a faster source",
         )
 
@@ -363,7 +464,7 @@ def _accept(response: urllib3.BaseHTTPResponse, partial: Partial) -> int | None:
     return partial.size_bytes + int(length) if length.isascii() and length.isdigit() else None
 
 
-def _check_status(response: urllib3.BaseHTTPResponse, shown: str) -> None:
+def _check_status(response: urllib3.BaseHTTPResponse, shown: str, wanted: Wanted) -> None:
     status = response.status
     if status in (200, 206, 416):
         return
@@ -374,13 +475,30 @@ def _check_status(response: urllib3.BaseHTTPResponse, shown: str) -> None:
         except InvalidHeader:
             retry_after_s = 0.0
         raise _InterruptedError(f"the server answered {status}", retry_after_s=retry_after_s)
+    field, known = wanted.field, wanted.authorization is not None and wanted.authorization.from_secret
     fixes = {
-        401: "the server wants credentials; use a signed address or a public one",
-        403: "allow reading it, or renew the address if it is a signed one",
-        404: "correct source.uri",
-        410: "it was removed for good; choose another source",
+        401: f"correct the credentials in the Secret of {field}.secretRef"
+        if known
+        else f"the server wants credentials; name a Secret with them in {field}.secretRef",
+        403: f"allow the credentials of {field}.secretRef to read it"
+        if known
+        else f"allow reading it, or name a Secret with credentials in {field}.secretRef",
+        404: f"correct {field}.uri",
+        407: f"the proxy wants credentials, which can't be given; use another in {field}.proxy",
+        410: f"it was removed for good; choose another source in {field}.uri",
     }
-    raise SourceRefusedError(f"{shown} answered {status}", fixes.get(status, "correct source.uri"))
+    raise SourceRefusedError(f"{shown} answered {status}", fixes.get(status, f"correct {field}.uri"))
+
+
+def _proxy_failure(error: ProxyError, wanted: Wanted) -> Exception:
+    cause = error.original_error
+    refusal = _TUNNEL_REFUSED.search(str(cause))
+    if refusal is not None and not refusal[1].startswith("5"):
+        return SourceRefusedError(
+            f"the proxy refused the way to {wanted.shown} with {refusal[1]}",
+            f"allow it in the proxy, or correct {wanted.field}.proxy",
+        )
+    return _InterruptedError(f"the proxy failed ({cause})", proxy=True)
 
 
 def _redirected(uri: str, location: str | None) -> str:
@@ -407,6 +525,11 @@ def _is_chunked(response: urllib3.BaseHTTPResponse) -> bool:
     return "chunked" in response.headers.get("Transfer-Encoding", "").lower()
 
 
+def _origin(uri: str) -> tuple[str | None, int]:
+    parts = urlsplit(uri)
+    return parts.hostname, parts.port or 443
+
+
 def _without_query(uri: str) -> str:
     return urlsplit(uri)._replace(query="", fragment="").geturl()
 
@@ -414,5 +537,16 @@ def _without_query(uri: str) -> str:
 def _mismatch(wanted: Wanted, found: str, size_bytes: int) -> DigestMismatchError:
     return DigestMismatchError(
         f"{wanted.shown} has digest {found} ({size_bytes} bytes), not {wanted.digest}",
-        "correct the digest, or the source if it was changed",
+        f"correct {wanted.field}.digest, or the source if it was changed",
+    )
+
+
+def _given_up(wanted: Wanted) -> SourceStalledError:
+    return SourceStalledError(f"{wanted.shown} was given up", "see what failed first")
+
+
+def _too_big(wanted: Wanted, size_bytes: int) -> DigestMismatchError:
+    return DigestMismatchError(
+        f"{wanted.shown} has more than the {wanted.size_bytes} bytes that it should have (over {size_bytes})",
+        "the source lies about its length; use another, or upload it anew",
     )

@@ -7,23 +7,28 @@ MESSAGE_MAX_BYTES = 4096
 
 
 class FetchError(Exception):
-    """A failure that the user can act on. `cause` and `fix` are clauses; `str()` joins them into one sentence."""
+    """A failure that the user can act on. `cause` and `fix` are clauses; `str()` joins them into one sentence.
+
+    `field` is the part of the resource that it is about; the sentence names it unless cause or fix name one already.
+    """
 
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, cause: str, fix: str, *, model: str | None = None) -> None:
-        super().__init__(cause, fix, model)
+    def __init__(self, cause: str, fix: str, *, model: str | None = None, field: str = "") -> None:
+        super().__init__(cause, fix, model, field)
         self.cause = cause
         self.fix = fix
         self.model = model
+        self.field = field
 
     def __str__(self) -> str:
         subject = f'model "{self.model}": ' if self.model else ""
-        return f"{subject}{self.cause}; {self.fix}"
+        named = not self.field or "spec." in self.cause or "spec." in self.fix
+        return f"{subject}{self.cause}{'' if named else f' ({self.field})'}; {self.fix}"
 
-    def about(self, model: str) -> "FetchError":
-        """The same failure, naming the model."""
-        return type(self)(self.cause, self.fix, model=model)
+    def about(self, model: str, field: str = "") -> "FetchError":
+        """The same failure, naming the model and the field, such as `spec.models[0].source`."""
+        return type(self)(self.cause, self.fix, model=model, field=field)
 
 
 class PlanInvalidError(FetchError):

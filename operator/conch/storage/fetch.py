@@ -1,26 +1,60 @@
-"""`conch fetch`: carry out a plan. Reads the plan and the mounted sources, downloads, writes the repository."""
+"""`conch fetch`: carry out a plan. Reads the plan and the mounted sources, downloads, writes the repository.
 
+For each model: out of the cache or from its source → digest → unpacked → arrangement checked → staged; all are shown
+together at the end. What was downloaded stays until then, so that a run that was killed is continued by the next one.
+"""
+
+import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from conch.storage.archive import Limits, unpack
+from conch.storage.cache import open_cache
 from conch.storage.digest import file_digest, tree_digest
-from conch.storage.download import Clock, Downloader, Log, Progress, Wanted
+from conch.storage.download import Clock, Log, Progress
 from conch.storage.errors import DigestMismatchError, FetchError, PlanInvalidError, SourceRefusedError
-from conch.storage.layout import Source, inspect
+from conch.storage.layout import Source, arrange, inspect, located, walk
 from conch.storage.plan import Plan, PlanError, PlannedModel
+from conch.storage.remote import Fetcher, content_digest, digest_of_content, is_archive
 from conch.storage.repository import Repository
 from conch.storage.space import full_disk_explained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MakeDownloader = Callable[[float], Downloader]
+MakeFetcher = Callable[[float], Fetcher]
 """From the plan's stall time-out in seconds."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """How a model came. `origin`: Download, Cache (the node's), Present (an earlier run left it), Volume, None."""
+
+    model: str
+    origin: str
+    size_bytes: int
+    seconds: float
+
+
+def summary(arrivals: list[Arrival]) -> str:
+    """A successful run's termination message, one line of JSON of which the operator makes an Event."""
+    models = [
+        {
+            "model": arrival.model,
+            "origin": arrival.origin,
+            "bytes": arrival.size_bytes,
+            "seconds": round(arrival.seconds, 2),
+        }
+        for arrival in arrivals
+    ]
+    return json.dumps({"fetched": models}, separators=(",", ":"))
 
 
 def read_plan(path: Path) -> Plan:
@@ -37,28 +71,28 @@ def read_plan(path: Path) -> Plan:
         ) from error
 
 
-def carry_out(plan: Plan, into: Path, make_downloader: MakeDownloader, *, clock: Clock, log: Log) -> None:
+def carry_out(plan: Plan, into: Path, make_fetcher: MakeFetcher, *, clock: Clock, log: Log) -> list[Arrival]:
     """Make `into` the model repository of the plan, or leave what is visible there as it was.
 
     Everything is verified before anything is shown; see `storage.repository`. Raises FetchError that names the model,
     and OSError for a disk that fails in other ways than being full.
     """
-    repository = Repository(into)
-    downloader = make_downloader(plan.stall_timeout_seconds)
+    run = _Run(plan, Repository(into), make_fetcher(plan.stall_timeout_seconds), clock, log)
     with full_disk_explained():
-        repository.prepare()
+        run.repository.prepare()
+    arrivals = []
     # Mounted sources first: a wrong layout there should not show only after an hour of downloading.
-    for model in sorted(plan.models, key=lambda model: model.scheme == "https"):
+    for model in sorted(plan.models, key=lambda model: model.remote):
+        started_s = clock.monotonic()
         with _naming(model), full_disk_explained():
-            if model.scheme == "https":
-                _stage_download(model, repository, downloader, clock, log)
-            else:
-                _stage_mounted(model, repository, clock, log)
-        log.info("verified", model=model.name)
+            origin, size_bytes = run.stage(model)
+        arrivals.append(Arrival(model.name, origin, size_bytes, clock.monotonic() - started_s))
+        log.info("verified", model=model.name, origin=origin)
     with full_disk_explained():
-        repository.show(plan.models)
-    for stranger in repository.strangers(plan.models):
+        run.repository.show(plan.models)
+    for stranger in run.repository.strangers(plan.models):
         log.warning("unplanned folder in the model repository; Triton will load it", folder=stranger)
+    return arrivals
 
 
 def install_tools(folder: Path) -> None:
@@ -72,33 +106,134 @@ def install_tools(folder: Path) -> None:
     fresh.replace(folder / "drain.py")
 
 
-def _stage_download(
-    model: PlannedModel, repository: Repository, downloader: Downloader, clock: Clock, log: Log
-) -> None:
-    if model.digest is None:
-        raise PlanInvalidError("an https source has no digest", "set source.digest")
-    wanted = Wanted(model.uri, model.digest)
-    shown = repository.shown_file(model)
-    if shown.is_file() and file_digest(shown, Progress(wanted.shown, clock, log).verified) == model.digest:
-        log.info("already there", model=model.name, source=wanted.shown)
-        repository.stage_file(model, shown)
-        return
-    partial = repository.partial(model.digest)
-    downloader.download(wanted, partial)
-    repository.stage_file(model, partial)
+class _Run:
+    """Stages models one after the other."""
+
+    def __init__(self, plan: Plan, repository: Repository, fetcher: Fetcher, clock: Clock, log: Log) -> None:
+        self.repository = repository
+        self._plan = plan
+        self._fetcher = fetcher
+        self._clock = clock
+        self._log = log
+        self._cache = open_cache(plan.cache, os.environ, clock=clock, log=log)
+
+    def stage(self, model: PlannedModel) -> tuple[str, int]:
+        """Build the model in the hidden folder. Returns where it came from, and its size in bytes."""
+        if model.uri is None:
+            self.repository.stage_nothing(model)
+            return "None", 0
+        if model.remote:
+            return self._stage_remote(model, model.uri)
+        if is_archive(model):
+            archive = located(model)
+            if archive.is_file():
+                return self._stage_mounted_archive(model, archive)
+        return self._stage_mounted(model, model.uri)
+
+    def _stage_remote(self, model: PlannedModel, uri: str) -> tuple[str, int]:
+        shown = self.repository.shown_file(model)
+        single = model.digest is not None and digest_of_content(model) and model.file_name is not None
+        verified = Progress(uri, self._clock, self._log).verified
+        if single and shown.is_file() and file_digest(shown, verified) == model.digest:
+            self._log.info("already there", model=model.name, source=uri)
+            self.repository.stage_file(model, shown)
+            return "Present", shown.stat().st_size
+        content = self.repository.content(_key(model))
+        origin = "Present" if self._is_whole(model, content) else self._bring(model, content)
+        # ORAS packs a pushed folder with its own name, as most archives are packed.
+        packed = is_archive(model) or model.scheme == "oci"
+        return origin, self._arrange(model, content, from_archive=packed)
+
+    def _bring(self, model: PlannedModel, content: Path) -> str:
+        """Fill `content` from the cache or the source."""
+        downloads, digest = self.repository.downloads, content_digest(model)
+
+        def download() -> None:
+            _discard(content)
+            self._fetcher.fetch(model, content, downloads)
+
+        from_cache = False
+        if self._cache is None or digest is None:
+            download()
+        else:
+            from_cache = self._cache.obtain(digest, content, download, exact=digest_of_content(model))
+        _marker(content).write_text(_boot(), encoding="utf-8")
+        return "Cache" if from_cache else "Download"
+
+    def _is_whole(self, model: PlannedModel, content: Path) -> bool:
+        """Whether an interrupted run, or another model with the same source, left the whole content."""
+        if not content.exists():
+            return False
+        if _marker(content).is_file() and _marker(content).read_text(encoding="utf-8") == _boot():
+            return True
+        # After a crash of the node a file may be there without all of its bytes.
+        verified = Progress(str(model.uri), self._clock, self._log).verified
+        if model.digest is None or not digest_of_content(model):
+            return False
+        if not content.is_dir():
+            return file_digest(content, verified) == model.digest
+        real = content.resolve()
+        return tree_digest(walk(real, real, str(model.uri)), verified) == model.digest
+
+    def _stage_mounted_archive(self, model: PlannedModel, archive: Path) -> tuple[str, int]:
+        if model.digest is not None:
+            found = file_digest(archive, Progress(str(model.uri), self._clock, self._log).verified)
+            _require_same(found, model, "file")
+        content = self.repository.content(_key(model))
+        _discard(content)
+        unpack(archive, content, limits=Limits())
+        return "Volume", self._arrange(model, content, from_archive=True)
+
+    def _stage_mounted(self, model: PlannedModel, uri: str) -> tuple[str, int]:
+        source = inspect(model, tensor_rt=self._plan.tensor_rt)
+        if model.digest is not None:
+            found = _digest(source, Progress(uri, self._clock, self._log), uri)
+            _require_same(found, model, "folder" if source.is_folder else "file")
+        self.repository.stage_links(model, source.links)
+        return "Volume", _size_bytes(source)
+
+    def _arrange(self, model: PlannedModel, content: Path, *, from_archive: bool) -> int:
+        source = arrange(model, content, tensor_rt=self._plan.tensor_rt, from_archive=from_archive)
+        self.repository.stage_downloaded(model, source.links, content if content.is_dir() else content.parent)
+        return _size_bytes(source)
 
 
-def _stage_mounted(model: PlannedModel, repository: Repository, clock: Clock, log: Log) -> None:
-    source = inspect(model)
-    if model.digest is not None:
-        found = _digest(source, Progress(model.uri, clock, log), model.uri)
-        if found != model.digest:
-            kind = "folder" if source.is_folder else "file"
-            raise DigestMismatchError(
-                f"the {kind} {model.uri} has digest {found}, not {model.digest}",
-                "correct the digest, or the source if it was changed",
-            )
-    repository.stage_links(model, source.links)
+def _require_same(found: str, model: PlannedModel, kind: str) -> None:
+    if found != model.digest:
+        raise DigestMismatchError(
+            f"the {kind} {model.uri} has digest {found}, not {model.digest}",
+            f"correct {model.at('source.digest')}, or the source if it was changed",
+        )
+
+
+def _key(model: PlannedModel) -> str:
+    """The same for two models with the same source."""
+    parts = (model.uri, model.digest, model.endpoint, model.region)
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def _marker(content: Path) -> Path:
+    return content.with_name(f"{content.name}.whole")
+
+
+def _discard(content: Path) -> None:
+    _marker(content).unlink(missing_ok=True)
+    if content.is_dir() and not content.is_symlink():
+        shutil.rmtree(content)
+    else:
+        content.unlink(missing_ok=True)
+
+
+def _boot() -> str:
+    """The kernel's name for this boot; empty where it has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _size_bytes(source: Source) -> int:
+    return sum(file.real.stat().st_size for file in source.files)
 
 
 def _digest(source: Source, progress: Progress, uri: str) -> str:
@@ -118,4 +253,4 @@ def _naming(model: PlannedModel) -> "Iterator[None]":
     try:
         yield
     except FetchError as error:
-        raise error.about(model.name) from error
+        raise error.about(model.name, model.at("source") if model.field else "") from error

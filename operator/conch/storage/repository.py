@@ -7,15 +7,17 @@ of it succeeded, so it never meets a part of the repository.
 """
 
 import shutil
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from conch.storage.layout import Link
+from conch.storage.layout import Link, walk
 from conch.storage.plan import PlannedModel
 
 _STAGING = ".conch-staging"
 _FOLDER_MODE = 0o755
 _FILE_MODE = 0o644
+_PROGRAM_MODE = 0o755
 
 
 class Repository:
@@ -32,13 +34,18 @@ class Repository:
         for folder in (self._models, self._staging / "download"):
             folder.mkdir(parents=True, exist_ok=True)
 
-    def partial(self, digest: str) -> Path:
-        """Where a download collects its bytes. Named by digest: a changed plan never continues another file."""
-        return self._staging / "download" / f"{digest.removeprefix('sha256:')}.partial"
+    @property
+    def downloads(self) -> Path:
+        """Where downloads are collected, and kept until everything is shown."""
+        return self._staging / "download"
+
+    def content(self, key: str) -> Path:
+        """Where a source's content stands before it is staged: a file or a folder."""
+        return self.downloads / f"{key}.content"
 
     def shown_file(self, model: PlannedModel) -> Path:
         """Where a downloaded file stands after an earlier run that succeeded."""
-        return self._root / model.name / "1" / model.file_name
+        return self._root / model.name / "1" / (model.file_name or "")
 
     def strangers(self, models: Sequence[PlannedModel]) -> list[str]:
         """Folders that Triton would load too although no model of the plan is named so."""
@@ -57,12 +64,32 @@ class Repository:
             place.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
             place.symlink_to(link.target)
 
+    def stage_downloaded(self, model: PlannedModel, links: Sequence[Link], root: Path) -> None:
+        """Build a model out of verified files below `root`, on the repository's own file system.
+
+        They are linked, not moved: two models may share them, and a restarted run finds them again. Symbolic links
+        become what they point to; they were checked to stay below `root`, and are checked again.
+        """
+        folder = self._stage_config(model)
+        real_root = root.resolve(strict=True)
+        for link in links:
+            place = folder / link.place
+            if not link.target.is_dir():
+                _link_file(link.target.resolve(strict=True), place)
+                continue
+            place.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+            for file in walk(link.target.resolve(strict=True), real_root, model.uri or model.name):
+                _link_file(file.real, place / file.relative)
+
+    def stage_nothing(self, model: PlannedModel) -> None:
+        """An ensemble: Triton wants a folder for each version, with nothing in it."""
+        folder = self._stage_config(model)
+        for number in model.versions or (1,):
+            (folder / str(number)).mkdir(mode=_FOLDER_MODE)
+
     def stage_file(self, model: PlannedModel, verified: Path) -> None:
         """Build a model out of a verified file. Two models may share one: it is linked, not moved."""
-        place = self._stage_config(model) / "1" / model.file_name
-        place.parent.mkdir(mode=_FOLDER_MODE)
-        verified.chmod(_FILE_MODE)
-        place.hardlink_to(verified)
+        _link_file(verified, self._stage_config(model) / "1" / (model.file_name or verified.name))
 
     def show(self, models: Sequence[PlannedModel]) -> None:
         """Put every staged model in its place, then remove the hidden folder, which Triton would read as a model."""
@@ -83,3 +110,10 @@ class Repository:
         config.write_text(model.config, encoding="utf-8")
         config.chmod(_FILE_MODE)
         return folder
+
+
+def _link_file(verified: Path, place: Path) -> None:
+    """A second name for a file that anybody may read, wherever Triton's container runs as another user."""
+    place.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+    verified.chmod(_PROGRAM_MODE if verified.stat().st_mode & stat.S_IXUSR else _FILE_MODE)
+    place.hardlink_to(verified)

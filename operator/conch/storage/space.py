@@ -9,7 +9,7 @@ from pathlib import Path
 from conch.storage.errors import DiskFullError
 
 _FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
-_FIX = "raise the size limit of the model volume or free space on the node"
+_FIX = "free space on the node, on whose disk it lies, or use a pvc or image source, which needs no copy"
 
 
 def require_room(folder: Path, needed_bytes: int) -> None:
