@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
@@ -24,8 +25,6 @@ from pydantic.alias_generators import to_camel, to_snake
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pydantic.json_schema import JsonSchemaValue
 
 VALIDATIONS: Final = "x-kubernetes-validations"
@@ -60,8 +59,11 @@ def parse_duration(text: object) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """The shortest duration string that parses back to the same milliseconds."""
-    milliseconds = round(seconds * 1000)
+    """The shortest duration string that parses back to the same microseconds, which is what Triton counts in."""
+    microseconds = round(seconds * 1_000_000)
+    if microseconds % 1000:
+        return f"{microseconds // 1000}.{microseconds % 1000:03}".rstrip("0") + "ms"
+    milliseconds = microseconds // 1000
     for unit, size in (("h", 3_600_000), ("m", 60_000), ("s", 1000)):
         if milliseconds and milliseconds % size == 0:
             return f"{milliseconds // size}{unit}"
@@ -246,19 +248,24 @@ class Amount(Check):
 
 @dataclass(frozen=True)
 class ByName:
-    """A list whose entries are told apart by their name: a list-map in the CRD."""
+    """A list whose entries are told apart by their name, or by another field: a list-map in the CRD."""
+
+    key: str = "name"
+    """The field that tells them apart, in camelCase."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         """Refuse a name that an earlier entry has."""
 
         def check(value: list[Any]) -> list[Any]:
-            seen: set[str] = set()
+            seen: set[Any] = set()
             repeated = []
             for index, entry in enumerate(value):
-                if entry.name in seen:
-                    error = PydanticCustomError(RULE_ERROR, "is used twice; give each entry a name of its own")
-                    repeated.append(InitErrorDetails(type=error, loc=(index, "name"), input=entry.name))
-                seen.add(entry.name)
+                name = getattr(entry, to_snake(self.key))
+                if name in seen:
+                    words = f"is used twice; give each entry a {self.key} of its own"
+                    error = PydanticCustomError(RULE_ERROR, "{words}", {"words": words})
+                    repeated.append(InitErrorDetails(type=error, loc=(index, self.key), input=name))
+                seen.add(name)
             if repeated:
                 raise ValidationError.from_exception_data("list", repeated)
             return value
@@ -269,7 +276,74 @@ class ByName:
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         """Mark the list as a list-map, whose duplicates the API server refuses."""
-        return {**handler(schema), "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+        return {**handler(schema), "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [self.key]}
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """A list of numbers or texts without repetition: a set in the CRD."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        """Refuse what an earlier entry holds."""
+
+        def check(value: list[Any]) -> list[Any]:
+            repeated = []
+            for index, entry in enumerate(value):
+                if entry in value[:index]:
+                    error = PydanticCustomError(RULE_ERROR, "is listed twice; remove one")
+                    repeated.append(InitErrorDetails(type=error, loc=(index,), input=entry))
+            if repeated:
+                raise ValidationError.from_exception_data("list", repeated)
+            return value
+
+        return core_schema.no_info_after_validator_function(check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Mark the list as a set, whose duplicates the API server refuses."""
+        return {**handler(schema), "x-kubernetes-list-type": "set"}
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A string matches a pattern, by the schema's own `pattern`: where a CEL rule would cost too much."""
+
+    pattern: str
+    message: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        """Validate after the type's own validation."""
+
+        def check(value: Any) -> Any:
+            if not re.fullmatch(self.pattern, value):
+                raise PydanticCustomError(RULE_ERROR, "{words}", {"words": self.message})
+            return value
+
+        return core_schema.no_info_after_validator_function(check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Say the pattern in the schema."""
+        return {**handler(schema), "pattern": f"^(?:{self.pattern})$"}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A finding of a check that only the offline validation makes: a graph, sizes, a message's fields."""
+
+    place: tuple[str | int, ...]
+    """Where it is below the checked object: fields in camelCase, indices of lists, keys of maps."""
+    words: str
+    """What is wrong and the fix, to be read after the field's name."""
+    value: Any = None
+    """The value at fault; None: the words say it all."""
+
+    def error(self) -> InitErrorDetails:
+        """The finding as pydantic's."""
+        error = PydanticCustomError(RULE_ERROR, "{words}", {"words": self.words})
+        return InitErrorDetails(type=error, loc=self.place, input=self.value)
 
 
 @dataclass(frozen=True)
@@ -313,10 +387,14 @@ class Resource(BaseModel):
     )
 
     rules: ClassVar[tuple[Rule, ...]] = ()
+    checks: ClassVar[tuple[Callable[[Any], Iterable[Problem]], ...]] = ()
+    """What CEL can't say or would pay too much for; runs on an object that keeps its rules."""
 
     @model_validator(mode="after")
     def _keep_rules(self) -> Self:
         broken = [rule.error(self) for rule in self.rules if not rule.holds(self)]
+        if not broken:
+            broken = [problem.error() for check in self.checks for problem in check(self)]
         if broken:
             raise ValidationError.from_exception_data(type(self).__name__, broken)
         return self

@@ -5,20 +5,25 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BaseModel, Field, ValidationError
 
 from conch import names
 from conch.api.accelerator import Accelerator
-from conch.api.fields import RULE_ERROR, WIRE, ByName, Resource, Rule, parse_quantity
+from conch.api.combinations import check_service
+from conch.api.demands import check_engines, check_memory
+from conch.api.fields import RULE_ERROR, WIRE, ByName, Problem, Resource, Rule, parse_quantity
 from conch.api.model import Model
 from conch.api.placement import Placement, Resources
 from conch.api.runtime import Runtime
 from conch.api.scaling import Scaling
 from conch.api.shown import shown
 from conch.api.text import full_match
+from conch.triton.ensemble import check_ensembles
+
+_DEVICES: Final = "(has(self.accelerator.claim) ? self.accelerator.claim.count : self.accelerator.count)"
 
 
 class InferenceServiceSpec(Resource):
@@ -27,16 +32,88 @@ class InferenceServiceSpec(Resource):
     rules = (
         Rule(
             "accelerator.count",
-            "self.accelerator.count >= 1 || self.models.all(model, !has(model.instances) || "
-            "!has(model.instances.kind) || model.instances.kind != 'GPU')",
+            "self.accelerator.count >= 1 || self.models.all(model, (!has(model.instances) || "
+            "!has(model.instances.kind) || model.instances.kind != 'GPU') && (!has(model.instanceGroups) || "
+            "model.instanceGroups.all(group, !has(group.kind) || group.kind != 'GPU')))",
             "must be 1 or more when a model has instances.kind GPU; raise it or use kind CPU",
-            lambda spec: spec.accelerator.count >= 1 or all(model.instances.kind != "GPU" for model in spec.models),
+            lambda spec: (
+                spec.accelerator.count >= 1
+                or all(
+                    group.kind != "GPU" for model in spec.models for group in (model.instances, *model.instance_groups)
+                )
+            ),
+        ),
+        Rule(
+            "runtime.responseCache",
+            "has(self.runtime.responseCache) || self.models.all(model, !model.responseCache)",
+            "is required when a model has responseCache; add responseCache: {local: {size: 64Mi}}, or remove it there",
+            lambda spec: (
+                spec.runtime.response_cache is not None or not any(model.response_cache for model in spec.models)
+            ),
         ),
         Rule(
             "runtime.sharedMemory",
             "quantity(string(self.runtime.sharedMemory)).isLessThan(quantity(string(self.resources.memory)))",
             "must be less than resources.memory, which it counts towards; lower it or raise the memory",
             lambda spec: _less(spec.runtime.shared_memory, spec.resources.memory),
+        ),
+        Rule(
+            "runtime.responseCache.local.size",
+            "!has(self.runtime.responseCache) || !has(self.runtime.responseCache.local) || "
+            "quantity(string(self.runtime.responseCache.local.size)).add(quantity(string(self.runtime.sharedMemory)))"
+            ".isLessThan(quantity(string(self.resources.memory)))",
+            "must be less than resources.memory, together with runtime.sharedMemory; lower it or raise the memory",
+            lambda spec: (
+                spec.runtime.response_cache is None
+                or spec.runtime.response_cache.local is None
+                or parse_quantity(spec.runtime.response_cache.local.size) + parse_quantity(spec.runtime.shared_memory)
+                < parse_quantity(spec.resources.memory)
+            ),
+        ),
+        Rule(
+            "runtime.memoryPools.pinned",
+            "!has(self.runtime.memoryPools) || !has(self.runtime.memoryPools.pinned) || "
+            "quantity(string(self.runtime.memoryPools.pinned))"
+            ".add(quantity(string(self.runtime.sharedMemory))).isLessThan(quantity(string(self.resources.memory)))",
+            "must be less than resources.memory, together with runtime.sharedMemory; lower it or raise the memory",
+            lambda spec: (
+                spec.runtime.memory_pools.pinned is None
+                or parse_quantity(spec.runtime.memory_pools.pinned) + parse_quantity(spec.runtime.shared_memory)
+                < parse_quantity(spec.resources.memory)
+            ),
+        ),
+        Rule(
+            "runtime.memoryPools.cudaPerGPU",
+            f"!has(self.runtime.memoryPools) || !has(self.runtime.memoryPools.cudaPerGPU) || {_DEVICES} >= 1",
+            "needs an accelerator; remove it, or raise accelerator.count",
+            lambda spec: spec.runtime.memory_pools.cuda_per_gpu is None or spec.accelerator.devices >= 1,
+        ),
+        Rule(
+            "runtime.memoryPools.statePerGPU",
+            f"!has(self.runtime.memoryPools) || !has(self.runtime.memoryPools.statePerGPU) || {_DEVICES} >= 1",
+            "needs an accelerator; remove it, or raise accelerator.count",
+            lambda spec: spec.runtime.memory_pools.state_per_gpu is None or spec.accelerator.devices >= 1,
+        ),
+        Rule(
+            "runtime.rateLimiter.resources",
+            "!has(self.runtime.rateLimiter) || !has(self.runtime.rateLimiter.resources) || "
+            f"self.runtime.rateLimiter.resources.all(resource, !has(resource.gpu) || resource.gpu < {_DEVICES})",
+            "must each have a gpu below the number of the pod's accelerators, counted from 0; lower it, or raise "
+            "accelerator.count",
+            lambda spec: (
+                spec.runtime.rate_limiter is None
+                or all(
+                    (entry.gpu or 0) < spec.accelerator.devices
+                    for entry in spec.runtime.rate_limiter.resources
+                    if entry.gpu is not None
+                )
+            ),
+        ),
+        Rule(
+            "runtime.metrics.counters",
+            "self.runtime.metrics.counters || self.scaling.mode == 'External'",
+            "must be true unless scaling.mode is External, since the autoscaler reads them; remove it or set the mode",
+            lambda spec: spec.runtime.metrics.counters or spec.scaling.mode == "External",
         ),
         Rule(
             "scaling.queueDepth.target",
@@ -51,6 +128,13 @@ class InferenceServiceSpec(Resource):
                 for model in spec.models
             ),
         ),
+    )
+
+    checks: ClassVar[tuple[Callable[[Any], Iterable[Problem]], ...]] = (
+        check_memory,
+        check_engines,
+        check_service,
+        check_ensembles,
     )
 
     models: Annotated[list[Model], ByName()] = Field(
@@ -147,6 +231,8 @@ def _problem(finding: Mapping[str, Any]) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         return int(value)  # a whole number as its user wrote it
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
     return value.model_dump(mode="json", by_alias=True) if isinstance(value, BaseModel) else value
 
 
@@ -157,7 +243,7 @@ def _path(place: list[Any]) -> str:
             continue
         if isinstance(part, int):
             text += f"[{part}]"
-        elif full_match(r"[A-Za-z][A-Za-z0-9]{0,62}", part):
+        elif full_match(r"[A-Za-z][A-Za-z0-9_]{0,62}", part):
             text += f".{part}"
         else:
             text += f"[{shown(part)}]"

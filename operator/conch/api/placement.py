@@ -59,6 +59,11 @@ class Placement(Resource):
     tolerations: list[Toleration] = Field(
         [], max_length=32, description="Taints that the pods tolerate. Default: none."
     )
+    tolerate_accelerator_taints: bool = Field(
+        True,
+        description="Tolerate the usual taints of nodes with accelerators: nvidia.com/gpu and the accelerator's own "
+        "resource name, with effect NoSchedule; only with an accelerator. Default: true.",
+    )
     topology_spread: Literal["Zone", "Node", "None"] = Field(
         "Zone", description="What the pods spread over, as far as there is room. Default: Zone."
     )

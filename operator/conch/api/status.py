@@ -42,10 +42,26 @@ class WaitingReason(Resource):
 class GpusStatus(Resource):
     """Accelerators asked for and free."""
 
-    resource: ShortText = Field(description="The extended resource.")
+    resource: ShortText = Field(description="The extended resource, or the class of the claimed devices.")
     per_replica: int = Field(description="Accelerators per pod.")
     free: int | None = Field(None, description="Matching accelerators that nothing has requested; null: unknown.")
+    memory_used: ShortText | None = Field(
+        None, description="Most memory that a replica was seen to use on one accelerator; absent: not measured."
+    )
+    memory_of: ShortText | None = Field(None, description="Digest of the spec.models that it was measured of.")
     waiting: list[WaitingReason] = Field([], max_length=16, description="Why pods wait; empty: none waits.")
+
+
+class ModelStatus(Resource):
+    """One model as its servers have it."""
+
+    name: ShortText = Field(description="The model's name.")
+    ready: bool | None = Field(None, description="Whether the ready replicas answer for it; absent: not known yet.")
+    versions: list[ShortText] = Field([], max_length=64, description="The versions that are served.")
+    max_batch_size: int | None = Field(
+        None, description="The largest batch that the server takes, completed by Triton where the spec leaves it out."
+    )
+    message: Text | None = Field(None, description="Why it can't be loaded; absent: nothing is wrong.")
 
 
 class RolloutStatus(Resource):
@@ -93,5 +109,11 @@ class InferenceServiceStatus(Resource):
     ] = Field([], description="Ready, Reconciling and Stalled carry kstatus' meaning; the others say the rest.")
     replicas: ReplicasStatus | None = Field(None, description="Replicas as they are.")
     gpus: GpusStatus | None = Field(None, description="Accelerators asked for and free.")
+    models: Annotated[list[ModelStatus], ByName()] = Field(
+        [], max_length=16, description="The models as the servers have loaded them, in the order of the spec."
+    )
+    models_revision: ShortText | None = Field(
+        None, description="Digest of the pod template whose servers were asked for their models; absent: none was yet."
+    )
     rollout: RolloutStatus | None = Field(None, description="How the last change is rolled out.")
     scaling: ScalingStatus | None = Field(None, description="The last scaling decision and its inputs.")

@@ -26,12 +26,25 @@ ModelName = Annotated[
     ),
 ]
 # What tensor names of every framework fit in; no quotes, backslashes, braces or dollar signs.
-TensorName = Annotated[
+TENSOR_NAME: Final = r"[A-Za-z0-9_][A-Za-z0-9_.:/\[\]-]*"
+TENSOR_NAME_WORDS: Final = "must be letters, digits and _ . : / [ ] -, and begin with a letter, digit or '_'"
+TensorName = Annotated[str, Field(min_length=1, max_length=255), Matches(TENSOR_NAME, TENSOR_NAME_WORDS)]
+# No part begins with a dot: neither '..' nor a hidden file.
+RELATIVE_PATH: Final = r"[A-Za-z0-9_][A-Za-z0-9._+=@~,-]*(/[A-Za-z0-9_][A-Za-z0-9._+=@~,-]*)*"
+FileName = Annotated[
     str,
     Field(min_length=1, max_length=255),
     Matches(
-        r"[A-Za-z0-9_][A-Za-z0-9_.:/\[\]-]*",
-        "must be letters, digits and _ . : / [ ] -, and begin with a letter, digit or '_'",
+        r"[A-Za-z0-9_][A-Za-z0-9._+=@~,-]*",
+        "must be a name of letters, digits and . _ + = @ ~ , - without a path, and not begin with a dot",
+    ),
+]
+RelativePath = Annotated[
+    str,
+    Field(min_length=1, max_length=255),
+    Matches(
+        RELATIVE_PATH,
+        "must be a relative path of letters, digits and . _ + = @ ~ , - whose parts don't begin with a dot",
     ),
 ]
 LabelKey = Annotated[

@@ -9,7 +9,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from conch.triton.backends import BACKENDS, Format, WaitingGauge
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 PENDING: Final = "nv_inference_pending_request_count"
 SUCCESS: Final = "nv_inference_request_success"
@@ -21,6 +26,9 @@ COMPUTE_DURATIONS_US: Final = (
     "nv_inference_compute_infer_duration_us",
     "nv_inference_compute_output_duration_us",
 )
+# Per model, of those with a response cache; the hit rate is hits / (hits + misses).
+CACHE_HITS: Final = "nv_cache_num_hits_per_model"
+CACHE_MISSES: Final = "nv_cache_num_misses_per_model"
 TRITON_MEMORY_USED: Final = "nv_gpu_memory_used_bytes"
 TRITON_MEMORY_TOTAL: Final = "nv_gpu_memory_total_bytes"
 DCGM_MEMORY_USED: Final = "DCGM_FI_DEV_FB_USED"
@@ -29,6 +37,17 @@ DCGM_MEMORY_FREE: Final = "DCGM_FI_DEV_FB_FREE"
 MODEL_LABEL: Final = "model"
 TRITON_GPU_LABEL: Final = "gpu_uuid"
 DCGM_GPU_LABEL: Final = "UUID"
+
+# Backends that queue inside themselves: Triton hands them every request at once, so its own gauge stays near 0 there.
+ENGINE_WAITING: Final[dict[Format, WaitingGauge]] = {
+    name: backend.waiting for name, backend in BACKENDS.items() if backend.waiting is not None
+}
+# What they work on: vllm_backend `src/utils/metrics.py`; tensorrtllm_backend README, "Triton Metrics".
+ENGINE_RUNNING: Final[dict[Format, WaitingGauge]] = {
+    "vLLM": WaitingGauge("vllm:num_requests_running", "model"),
+    "TensorRTLLM": WaitingGauge("nv_trt_llm_request_metrics", "model", (("request_type", "scheduled"),)),
+}
+_ENGINE_GAUGES: Final = (*ENGINE_WAITING.values(), *ENGINE_RUNNING.values())
 
 # DCGM writes a field that it can't read as a number of about 9.2e18.
 DCGM_BLANK: Final = 2.0**62
@@ -46,6 +65,7 @@ class Query(StrEnum):
     IN_SYSTEM = "in-system"
     BUSY = "busy"
     MEMORY = "memory"
+    ENGINES = "engines"
 
 
 @dataclass(frozen=True)
@@ -74,9 +94,10 @@ class Labels:
         value = self.cluster_value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         return f'{self.cluster}="{value}"'
 
-    def named(self, *metrics: str) -> str:
-        """A selector of several metrics at once."""
-        pairs = [f'__name__=~"{"|".join(metrics)}"', *([self._cluster_pair] if self._cluster_pair else [])]
+    def named(self, *metrics: str, **values: str) -> str:
+        """A selector of several metrics at once; `values` are labels with a regular expression each."""
+        pairs = [f'__name__=~"{"|".join(metrics)}"', *(f'{label}=~"{value}"' for label, value in values.items())]
+        pairs += [self._cluster_pair] if self._cluster_pair else []
         return f"{{{','.join(pairs)}}}"
 
 
@@ -103,6 +124,7 @@ def promql(labels: Labels, window_s: int, stale_s: float) -> dict[Query, str]:
         IN_SYSTEM: requests between arrival and answer, mean (Little's law), by pod and model; absent: 0.
         BUSY: model instances at work, mean over the window, by pod and model; absent: 0.
         MEMORY: the raw gauges of Triton (bytes) and DCGM (MiB), by metric, pod and GPU.
+        ENGINES: the gauges of backends that queue inside themselves, by metric, its own labels, pod, model and version.
     """
     by_pod = f"{labels.namespace}, {labels.pod}"
     by_model = f"{by_pod}, {MODEL_LABEL}"
@@ -114,6 +136,9 @@ def promql(labels: Labels, window_s: int, stale_s: float) -> dict[Query, str]:
     compute = " + ".join(rate(metric) for metric in COMPUTE_DURATIONS_US)
     # Each request of a batch adds the whole batch's time: times executions, over requests, leaves the executions' time.
     busy = f"({compute}) * {rate(EXECUTIONS)} / ({rate(SUCCESS)} > 0)"
+    names, more = _engine_selector()
+    engines = labels.named(*names, **more)
+    by_engine = ", ".join(dict.fromkeys(["__name__", *by_version.split(", "), *more, *_ENGINE_MODEL_LABELS]))
     memory = labels.named(TRITON_MEMORY_USED, TRITON_MEMORY_TOTAL, DCGM_MEMORY_USED, DCGM_MEMORY_FREE)
     return {
         Query.WAITING: f"sum by ({by_model}) (max by ({by_version}) ({PENDING}{labels.matcher}))",
@@ -124,4 +149,26 @@ def promql(labels: Labels, window_s: int, stale_s: float) -> dict[Query, str]:
         Query.IN_SYSTEM: f"sum by ({by_model}) ({rate(REQUEST_DURATION_US)}) / 1e6 != 0",
         Query.BUSY: f"sum by ({by_model}) ({busy}) / 1e6 != 0",
         Query.MEMORY: f"max by (__name__, {by_pod}, {TRITON_GPU_LABEL}, {DCGM_GPU_LABEL}) ({memory})",
+        Query.ENGINES: f"max by ({by_engine}) ({engines})",
     }
+
+
+_ENGINE_MODEL_LABELS: Final = tuple(dict.fromkeys(gauge.model_label for gauge in _ENGINE_GAUGES))
+
+
+def _engine_selector() -> tuple[list[str], dict[str, str]]:
+    """The metrics of all engines, and for each of their labels the values that are wanted, or none of that label."""
+    values: dict[str, list[str]] = {}
+    for gauge in _ENGINE_GAUGES:
+        for label, value in gauge.labels:
+            values.setdefault(label, [""]).append(value)
+    names = sorted({gauge.metric for gauge in _ENGINE_GAUGES})
+    return names, {label: "|".join(dict.fromkeys(wanted)) for label, wanted in sorted(values.items())}
+
+
+def engine_figure(metric: Mapping[str, str], gauges: Mapping[Format, WaitingGauge]) -> str | None:
+    """The model that a row of ENGINES tells of, if it is one of these gauges'."""
+    for gauge in gauges.values():
+        if metric.get("__name__") == gauge.metric and all(metric.get(key) == value for key, value in gauge.labels):
+            return metric.get(gauge.model_label)
+    return None

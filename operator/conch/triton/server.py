@@ -1,4 +1,4 @@
-"""The Triton server of a pod: arguments, probes, time limits and its container, from the spec. Pure."""
+"""The Triton server of a pod: probes, time limits and its container, from the spec. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from conch import names
 from conch.api.fields import canonical_quantity
+from conch.triton.arguments import EXIT_TIMEOUT_S, MODELS_PATH, server_args, server_env, server_mounts
 
 if TYPE_CHECKING:
     from conch.api.inferenceservice import InferenceServiceSpec
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 USER_ID: Final = 1000
 """`triton-server` in NVIDIA's image."""
 
-MODELS_PATH: Final = "/models"
 TOOLS_PATH: Final = "/conch"
 SOURCES_PATH: Final = "/sources"
 
@@ -22,8 +22,6 @@ ENDPOINT_REMOVAL_S: Final = 5
 """Time until every router of the cluster has heard that the pod is leaving."""
 DRAIN_BOUND_S: Final = 25
 """The longest that the preStop hook takes, waiting for endpoint removal and then for what is in flight."""
-EXIT_TIMEOUT_S: Final = 30
-"""The longest that Triton itself waits after SIGTERM; an idle kept-alive connection makes it wait to the end."""
 GRACE_MARGIN_S: Final = 5
 GRACE_S: Final = ENDPOINT_REMOVAL_S + DRAIN_BOUND_S + EXIT_TIMEOUT_S + GRACE_MARGIN_S
 """terminationGracePeriodSeconds: it starts before preStop (R26), and SIGKILL must never come first."""
@@ -42,37 +40,6 @@ SECURITY_CONTEXT: Final[dict[str, Any]] = {
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 """Pod Security's `restricted`, on each container, so that no pod-level default is relied on."""
-
-
-def server_args(spec: InferenceServiceSpec) -> list[str]:
-    """Arguments of tritonserver: numbers, booleans and fixed words, never a user's text."""
-    gpu_metrics = str(spec.accelerator.count > 0).lower()
-    return [
-        f"--model-repository={MODELS_PATH}",
-        # The repository is complete before the start; no client may load code into the server later.
-        "--model-control-mode=none",
-        # A pod that can't load a model ends with Triton's words instead of serving without it.
-        "--exit-on-error=true",
-        # /v2/health/ready then speaks for all models.
-        "--strict-readiness=true",
-        f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
-        f"--http-port={names.HTTP_PORT}",
-        f"--grpc-port={names.GRPC_PORT}",
-        f"--metrics-port={names.METRICS_PORT}",
-        "--allow-metrics=true",
-        # Without an accelerator Triton would warn at each poll that it finds none.
-        f"--allow-gpu-metrics={gpu_metrics}",
-        # These are the whole node's figures, not the pod's: they would only mislead.
-        "--allow-cpu-metrics=false",
-        # Two more doors; an environment variable in the image can open the second one.
-        "--allow-sagemaker=false",
-        "--allow-vertex-ai=false",
-        # A server that ends prints kilobytes of tables of its options at this level, after the error that ended it: the
-        # kubelet keeps the last 2 KiB, and the cause would be lost to the status.
-        "--log-info=false",
-        # Full dates, so that lines of several pods sort together.
-        "--log-format=ISO8601",
-    ]
 
 
 def readiness_path(spec: InferenceServiceSpec) -> str:
@@ -107,7 +74,8 @@ def liveness_probe() -> dict[str, Any]:
 def container(spec: InferenceServiceSpec, image: str, *, pull_policy: str = "IfNotPresent") -> dict[str, Any]:
     """The Triton container as plain data.
 
-    It expects the volumes models, tools, shm and tmp, and source-INDEX for each model whose source is a volume.
+    It expects the volumes models, tools, shm and tmp, source-INDEX for each model whose source is a volume, and those
+    of `arguments.server_volumes`.
     Every value is written as the API server stores it, so that live and wanted compare equal.
     """
     return {
@@ -115,9 +83,13 @@ def container(spec: InferenceServiceSpec, image: str, *, pull_policy: str = "IfN
         "image": image,
         "imagePullPolicy": pull_policy,
         "command": ["tritonserver"],
-        "args": server_args(spec),
+        "args": server_args(spec, image),
         # Libraries that insist on a cache folder find a writable one.
-        "env": [{"name": "HOME", "value": "/tmp"}, {"name": "TMPDIR", "value": "/tmp"}],  # noqa: S108 - the pod's own
+        "env": [
+            {"name": "HOME", "value": "/tmp"},  # noqa: S108 - the pod's own
+            {"name": "TMPDIR", "value": "/tmp"},  # noqa: S108 - the pod's own
+            *server_env(spec),
+        ],
         "ports": [
             {"name": "http", "containerPort": names.HTTP_PORT, "protocol": "TCP"},
             {"name": "grpc", "containerPort": names.GRPC_PORT, "protocol": "TCP"},
@@ -139,7 +111,11 @@ def container(spec: InferenceServiceSpec, image: str, *, pull_policy: str = "IfN
 def resources(spec: InferenceServiceSpec) -> dict[str, Any]:
     """Requests and limits. No CPU limit: throttling shows as latency; memory is limited to what is requested."""
     memory = {"memory": canonical_quantity(spec.resources.memory)}
-    devices = {spec.accelerator.resource: str(spec.accelerator.count)} if spec.accelerator.count else {}
+    accelerator = spec.accelerator
+    if accelerator.claim is not None:
+        claims = {"claims": [{"name": names.ACCELERATOR_CLAIM}]}
+        return {"requests": {"cpu": canonical_quantity(spec.resources.cpu), **memory}, "limits": memory, **claims}
+    devices = {accelerator.resource: str(accelerator.count)} if accelerator.count else {}
     return {
         "requests": {"cpu": canonical_quantity(spec.resources.cpu), **memory, **devices},
         "limits": {**memory, **devices},
@@ -169,9 +145,9 @@ def _mounts(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
     mounts += [
         {"name": f"source-{index}", "mountPath": f"{SOURCES_PATH}/{index}", "readOnly": True}
         for index, model in enumerate(spec.models)
-        if not model.source.uri.startswith("https://")
+        if model.source is not None and model.source.uri.startswith(("pvc://", "image://"))
     ]
-    return mounts
+    return mounts + server_mounts(spec)
 
 
 def _probe(path: str, *, period_s: int, timeout_s: int, failures: int) -> dict[str, Any]:
