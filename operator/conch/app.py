@@ -15,7 +15,7 @@ import structlog
 from conch import names
 from conch.api.parsed import ParsedSpecs
 from conch.kube.cache import Cache
-from conch.kube.client import POD_MONITORS, Kube
+from conch.kube.client import POD_MONITORS, RESOURCE_CLAIM_TEMPLATES, Kube, Resource
 from conch.kube.connection import Connection
 from conch.kube.errors import ApiError, NotLeader
 from conch.kube.events import Recorder
@@ -24,14 +24,19 @@ from conch.kube.watch import Watch, watched_kinds
 from conch.observe.http import HttpServer
 from conch.reconcile import steps
 from conch.reconcile.errors import Retryable
+from conch.reconcile.fetching import FetchTeller
 from conch.reconcile.queue import Queue
+from conch.reconcile.reading import ModelReader
 from conch.reconcile.service import Collaborators, Key, ServiceReconciler
 from conch.scaling.accelerators import FreeAccelerators
 from conch.scaling.controller import ScalingController
 from conch.scaling.signals import PrometheusSignals
+from conch.triton.probe import Probe
 from conch.workload.deployment import Images
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from conch.config import Settings
 
 Object = dict[str, Any]
@@ -39,6 +44,8 @@ log = structlog.get_logger(__name__)
 
 FATAL_EXIT_CODE: Final = 1
 STOP_LIMIT_S: Final = 20.0
+OPTIONAL_KINDS: Final = (POD_MONITORS, RESOURCE_CLAIM_TEMPLATES)
+"""Kinds of children that not every cluster serves."""
 # One rollout step shows as several events of the Deployment and its pods within moments; they are one reason to look.
 CHILD_DELAY_S: Final = 0.2
 # A LIST this young needs no second one before the first write.
@@ -93,7 +100,8 @@ class Operator:
             parsed=self._parsed,
             enqueue=lambda namespace, name: self.queue.add(Key(namespace, name)),
         )
-        self._with_pod_monitors = False
+        self._served: frozenset[Resource] = frozenset()
+        self._probe = Probe()
         self._reconciler = ServiceReconciler(
             Collaborators(
                 kube=self.kube,
@@ -101,10 +109,14 @@ class Operator:
                 parsed=self._parsed,
                 autoscaler=self._scaling,
                 accelerators=accelerators,
+                models=ModelReader(self._probe, clock=time.monotonic),
+                fetching=FetchTeller(self.kube, self._recorder, now=time.time),
                 recorder=self._recorder,
                 images=Images(settings.fetch_image, settings.triton_image, settings.image_pull_policy),
                 prometheus_namespace=settings.prometheus_namespace,
-                has_pod_monitors=lambda: self._with_pod_monitors,
+                allow_python_models=settings.allow_python_models,
+                serves=lambda resource: resource in self._served,
+                node_autoscaling=settings.node_autoscaling,
                 clock=time.monotonic,
                 now=_now,
             )
@@ -133,7 +145,7 @@ class Operator:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop.set)
         heart = asyncio.create_task(self._heartbeat())
-        async with self.kube, self._http:
+        async with self.kube, self._http, self._probe:
             await self._prime()
             self._warm = True
             recording = asyncio.create_task(self._recorder.run(self._stop))
@@ -159,7 +171,7 @@ class Operator:
             try:
                 self._primed_at = time.monotonic()
                 await self._watch.prime()
-                self._with_pod_monitors = await self.kube.has_resource(POD_MONITORS)
+                self._served = await self._still_served(OPTIONAL_KINDS)
             except ApiError as error:
                 log.warning("operator.waits_for_api_server", error=str(error))
                 await asyncio.sleep(delay_s)
@@ -209,7 +221,7 @@ class Operator:
     async def _resync(self) -> None:
         """Every service once in `resync_s`, spread evenly, whatever events were missed."""
         while True:
-            await self._look_for_pod_monitors()
+            await self._look_for_optional_kinds()
             services = [_key(service) for service in self.cache.list(names.SERVICE_KIND)]
             pause_s = self._settings.resync_s / max(1, len(services))
             for key in services:
@@ -218,12 +230,15 @@ class Operator:
             if not services:
                 await asyncio.sleep(self._settings.resync_s)
 
-    async def _look_for_pod_monitors(self) -> None:
-        """Stop making them when their CRD is gone; one that comes later is in no watch before a restart."""
+    async def _look_for_optional_kinds(self) -> None:
+        """Stop making objects of a kind that is gone; one that comes later is in no watch before a restart."""
         try:
-            self._with_pod_monitors = self._with_pod_monitors and await self.kube.has_resource(POD_MONITORS)
+            self._served = await self._still_served(self._served)
         except ApiError as error:
             log.warning("operator.discovery_failed", error=str(error))
+
+    async def _still_served(self, kinds: Iterable[Resource]) -> frozenset[Resource]:
+        return frozenset([kind for kind in kinds if await self.kube.has_resource(kind)])
 
     async def _scale(self) -> None:
         while True:

@@ -24,6 +24,9 @@ class Settings(BaseSettings):
     fetch_image: str = Field("conch.dev/conch:0.1.0", description="Image of `conch fetch`: the operator's own.")
     triton_image: str = Field("nvcr.io/nvidia/tritonserver:26.10-py3", description="Default of spec.runtime.image.")
     image_pull_policy: str = Field("IfNotPresent")
+    allow_python_models: bool = Field(
+        True, description="False: services whose models bring code, such as Python, are refused."
+    )
 
     prometheus_url: str | None = Field(None, description="Empty: no scaling on metrics, and the status says so.")
     prometheus_timeout_s: float = Field(3.0, gt=0)

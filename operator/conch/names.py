@@ -41,7 +41,11 @@ GRPC_PORT: Final = 8001
 METRICS_PORT: Final = 8002
 
 SERVER_CONTAINER: Final = "triton"
+# What the pods call their claim, and its one request.
+ACCELERATOR_CLAIM: Final = "accelerators"
 FETCH_CONTAINER: Final = "fetch"
+# The init container's environment variable that names its part of a node's model cache: the namespace.
+CACHE_TENANT_VARIABLE: Final = "CONCH_CACHE_TENANT"
 
 # metadata.name is at most this long, so that every child name stays within 63 characters (R5).
 MAX_SERVICE_NAME: Final = 45
@@ -80,6 +84,11 @@ def service_account(service: str) -> str:
 def pod_monitor(service: str) -> str:
     """Name of the PodMonitor, made when its CRD exists."""
     return f"{service}-metrics"
+
+
+def claim_template(service: str, digest: str) -> str:
+    """Name of the ResourceClaimTemplate of this content: its spec can't be changed, so another one has another name."""
+    return f"{service}-claim-{digest[:8]}"
 
 
 def child_labels(service: str) -> dict[str, str]:

@@ -90,6 +90,7 @@ LEASES: Final = Resource("coordination.k8s.io/v1", "leases", "Lease")
 HORIZONTAL_POD_AUTOSCALERS: Final = Resource("autoscaling/v2", "horizontalpodautoscalers", "HorizontalPodAutoscaler")
 SCALED_OBJECTS: Final = Resource("keda.sh/v1alpha1", "scaledobjects", "ScaledObject")
 POD_MONITORS: Final = Resource("monitoring.coreos.com/v1", "podmonitors", "PodMonitor")
+RESOURCE_CLAIM_TEMPLATES: Final = Resource("resource.k8s.io/v1", "resourceclaimtemplates", "ResourceClaimTemplate")
 INFERENCE_SERVICES: Final = Resource(names.API_VERSION, names.SERVICE_PLURAL, names.SERVICE_KIND)
 
 RESOURCE_BY_KIND: Final[Mapping[str, Resource]] = {
@@ -108,6 +109,7 @@ RESOURCE_BY_KIND: Final[Mapping[str, Resource]] = {
         HORIZONTAL_POD_AUTOSCALERS,
         SCALED_OBJECTS,
         POD_MONITORS,
+        RESOURCE_CLAIM_TEMPLATES,
         INFERENCE_SERVICES,
     )
 }
@@ -124,6 +126,8 @@ class _Request:
     content_type: str = _JSON
     subresource: str = ""
     manager: str = ""
+    plain: bool = False
+    """Whether the answer is text, which comes back under the key `text`."""
 
     @property
     def mutates(self) -> bool:
@@ -254,21 +258,6 @@ class Kube:
             )
         )
 
-    async def create(self, body: Object, *, manager: str = "conch") -> Object:
-        """Create; `Conflict` if the name is taken."""
-        resource = RESOURCE_BY_KIND[body["kind"]]
-        return await self._call(
-            _Request(
-                "create",
-                "POST",
-                resource.path(body["metadata"].get("namespace")),
-                resource.kind,
-                {"fieldManager": manager, "fieldValidation": "Strict"},
-                body,
-                manager=manager,
-            )
-        )
-
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str, resource_version: str | None
     ) -> bool:
@@ -292,6 +281,13 @@ class Kube:
         except NotFound:
             return False
         return True
+
+    async def logs(self, namespace: str, pod: str, container: str, *, tail_lines: int, limit_bytes: int) -> str:
+        """The last lines of a container's log, at most so many bytes of them."""
+        query = {"container": container, "tailLines": str(tail_lines), "limitBytes": str(limit_bytes)}
+        path = PODS.path(namespace, pod, "log")
+        answer = await self._call(_Request("get", "GET", path, PODS.kind, query, subresource="log", plain=True))
+        return str(answer["text"])
 
     async def server_version(self) -> str:
         """The server's own version, as `v1.36.3`."""
@@ -353,7 +349,7 @@ class Kube:
                 request.method,
                 URL(address, encoded=True),
                 data=None if request.body is None else json.dumps(request.body, separators=(",", ":")).encode(),
-                headers={"Content-Type": request.content_type} if request.body is not None else None,
+                headers=_headers(request),
                 timeout=self._timeout,
                 server_hostname=self._connection.server_name,
                 allow_redirects=False,
@@ -368,7 +364,15 @@ class Kube:
             self._requests.labels(request.verb, request.kind, str(code)).inc()
         if code >= HTTPStatus.MULTIPLE_CHOICES:
             raise from_answer(code, _decoded(raw), retry_after=response.headers.get("Retry-After"))
+        if request.plain:
+            return {"text": raw.decode(errors="replace")}
         return cast("Object", json.loads(raw))
+
+
+def _headers(request: _Request) -> dict[str, str] | None:
+    if request.plain:
+        return {"Accept": "*/*"}  # a log is no JSON: asked for that, the server answers 406
+    return {"Content-Type": request.content_type} if request.body is not None else None
 
 
 class _Bucket:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from conch import names
 from conch.api.conditions import Reason
+from conch.triton import failures
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from conch.api.accelerator import Accelerator
     from conch.api.inferenceservice import InferenceServiceSpec
 
 MAX_QUOTE: Final = 800
@@ -26,6 +28,10 @@ _PULL_REASONS: Final = frozenset(
         "SignatureValidationFailed",
     }
 )
+_FETCH_DISK_FULL: Final = 7
+"""The exit code of `conch fetch` for a volume without room (storage/errors.py)."""
+_KILLED: Final = (137, 143)
+"""Exit codes of SIGKILL and SIGTERM."""
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 # What changes from try to try though the cause doesn't (R11): the prefixes of Triton's log lines in both formats, other
 # instants, addresses in memory, and the identifiers of containers and pods. A model's digest is no identifier.
@@ -34,9 +40,25 @@ _CHANGING: Final = re.compile(
     r"|\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(Z|[+-]\d\d:?\d\d)?( [IWE])?( \d+)?( [\w./-]+:\d+\])? ?"
     r"|\b0x[0-9a-fA-F]+\b"
     r"|(?<!sha256:)\b[0-9a-f]{64}\b"
-    r"|\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"
+    # Some stand behind an underscore: Triton's keys of shared memory.
+    r"|(?<![0-9a-f])[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"
 )
 _CRASH_LOOP: Final = "CrashLoopBackOff"
+# Of what registries and the runtime say, in the order of what helps most.
+_PULL_CAUSES: Final = (
+    (re.compile(r"x509|certificate"), ", its registry's certificate is not trusted"),
+    (
+        re.compile(r"\b40[13]\b|unauthorized|forbidden|denied|authorization failed", re.IGNORECASE),
+        ", access is refused",
+    ),
+    (re.compile(r"not found|manifest unknown|\b404\b", re.IGNORECASE), ", its registry has no such image"),
+    (
+        re.compile(r"no such host|i/o timeout|connection refused|deadline exceeded|unreachable", re.IGNORECASE),
+        ", its registry doesn't answer",
+    ),
+    (re.compile(r"no space left on device"), ", the node's disk is full"),
+    (re.compile(r"no match for platform|exec format"), ", it isn't built for the node's kind of processor"),
+)
 _IMAGE_IN_MESSAGE: Final = re.compile(r'image "([^"]+)"')
 
 
@@ -46,6 +68,8 @@ class Problem:
 
     reason: Reason
     message: str
+    models: tuple[tuple[str, str], ...] = ()
+    """The models that broke, each with the cause."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +107,10 @@ def observe(
         if "deletionTimestamp" not in pod["metadata"] and (pod.get("status") or {}).get("phase") not in _ENDED
     ]
     # Newest first; the name decides among equals, or the order of the cache would alter the status (R11).
-    pods.sort(key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), pod["metadata"]["name"]), reverse=True)
+    pods.sort(key=_age, reverse=True)
     found = [_pod_problem(pod, spec) for pod in pods]
+    if not any(_has_served(pod) for pod in pods):
+        found.append(_eviction(children.get("Pod", [])))
     problems = tuple(dict.fromkeys(problem for problem in found if problem is not None))
     pending = sum(1 for pod in pods if _unschedulable(pod) is not None)
     if not deployments:
@@ -104,6 +130,39 @@ def observe(
     )
 
 
+def _age(pod: Mapping[str, Any]) -> tuple[str, str]:
+    return pod["metadata"].get("creationTimestamp", ""), pod["metadata"]["name"]
+
+
+def _has_served(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod is ready or was: then an earlier one's eviction is history."""
+    status = pod.get("status") or {}
+    ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
+    return ready or any(one.get("started") or one.get("restartCount") for one in status.get("containerStatuses") or ())
+
+
+def _eviction(pods: Iterable[Mapping[str, Any]]) -> Problem | None:
+    """What the newest evicted pod suffered: the successor of a pod that fills a disk fills the next one."""
+    evicted = [pod for pod in pods if (pod.get("status") or {}).get("reason") == "Evicted"]
+    if not evicted:
+        return None
+    said = str(max(evicted, key=_age)["status"].get("message") or "")
+    if "ephemeral" in said or "disk" in said.lower() or "inode" in said:
+        return Problem(
+            Reason.DISK_FULL,
+            "A pod was evicted because its node ran out of disk, where downloaded models lie: use nodes with more "
+            "disk, fewer or smaller models, or a pvc:// or image:// source, which isn't copied.",
+        )
+    if "memory" in said:
+        return Problem(
+            Reason.EVICTED,
+            "A pod was evicted because its node ran out of memory: use nodes with more memory, or raise "
+            "spec.resources.memory to what the models really take.",
+        )
+    # Its figures differ from pod to pod.
+    return Problem(Reason.EVICTED, f"A pod was evicted: {_quote(re.sub(r'[0-9][0-9.]*[KMGTi]*', 'N', said))}")
+
+
 def _deployment_problems(deployment: Mapping[str, Any]) -> Iterable[Problem]:
     for condition in (deployment.get("status") or {}).get("conditions") or ():
         if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
@@ -121,7 +180,7 @@ def _pod_problem(pod: Mapping[str, Any], spec: InferenceServiceSpec | None) -> P
         return _scheduling_problem(blocked, spec)
     status = pod.get("status") or {}
     for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
-        problem = _container_problem(container)
+        problem = _container_problem(container, spec)
         if problem is not None:
             return problem
     return None
@@ -135,12 +194,12 @@ def _unschedulable(pod: Mapping[str, Any]) -> str | None:
 
 
 def _scheduling_problem(scheduler: str, spec: InferenceServiceSpec | None) -> Problem:
-    if spec is not None and spec.accelerator.count and f"Insufficient {spec.accelerator.resource}" in scheduler:
+    if spec is not None and _lacks_accelerator(spec.accelerator, scheduler):
         wanted = spec.accelerator
         which = f" on a node labelled {' or '.join(wanted.products)}" if wanted.products else ""
         return Problem(
             Reason.NO_FREE_ACCELERATOR,
-            f"A pod waits for {wanted.count} {wanted.resource}{which} and none is free: free one, add a node, or lower "
+            f"A pod waits for {wanted.devices} {wanted.noun}{which} and none is free: free one, add a node, or lower "
             "spec.scaling.minReplicas.",
         )
     # The scheduler counts nodes in its sentence; its own reasons without the counts stay the same from try to try.
@@ -151,28 +210,72 @@ def _scheduling_problem(scheduler: str, spec: InferenceServiceSpec | None) -> Pr
     return Problem(Reason.UNSCHEDULABLE, f"A pod can't be placed: {_quote('; '.join(reasons))}.")
 
 
-def _container_problem(container: Mapping[str, Any]) -> Problem | None:
+def _lacks_accelerator(accelerator: Accelerator, scheduler: str) -> bool:
+    if accelerator.claim is not None:
+        return "cannot allocate all claims" in scheduler
+    return bool(accelerator.count) and f"Insufficient {accelerator.resource}" in scheduler
+
+
+def _container_problem(container: Mapping[str, Any], spec: InferenceServiceSpec | None) -> Problem | None:
     name, state = container.get("name"), container.get("state") or {}
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
     last = (container.get("lastState") or {}).get("terminated") or {}
     if waiting.get("reason") in _PULL_REASONS:
         return _pull_problem(container, str(waiting.get("message") or ""))
     if waiting.get("reason") in {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}:
-        return Problem(Reason.SERVER_FAILED, f"Container {name} can't start: {_quote(waiting.get('message'))}")
+        return _start_problem(str(name), str(waiting.get("message") or ""), spec)
     failed = ended if ended.get("exitCode") else {}
     if not failed and not container.get("ready") and (last.get("exitCode") or waiting.get("reason") == _CRASH_LOOP):
         failed = last
     if not failed:
         return None
     if failed.get("reason") == "OOMKilled":
-        return Problem(
-            Reason.OUT_OF_MEMORY, f"Container {name} was killed for want of memory: raise spec.resources.memory."
-        )
+        return _memory_problem(str(name))
+    said = str(failed.get("message") or "")
+    if failed.get("reason") in {"StartError", "ContainerCannotRun"}:
+        return _start_problem(str(name), said, spec)
     if name == names.FETCH_CONTAINER:
-        return Problem(Reason.FETCH_FAILED, f"The model can't be fetched: {_quote(failed.get('message'))}")
+        reason = Reason.DISK_FULL if failed.get("exitCode") == _FETCH_DISK_FULL else Reason.FETCH_FAILED
+        return Problem(reason, f"The model can't be fetched: {_quote(said)}")
+    return _explained(said, spec) or _exit_problem(failed.get("exitCode"), said)
+
+
+def _exit_problem(code: object, said: str) -> Problem:
+    if code in _KILLED:
+        # Nearly always the kubelet, after the start-up probe's last failure.
+        return Problem(
+            Reason.SERVER_FAILED,
+            "Triton was killed, as it is when it isn't ready within three times spec.scaling.startup: raise that if "
+            "the "
+            f"models take longer to load. Its last words: {_quote(said)}",
+        )
+    return Problem(Reason.SERVER_FAILED, f"Triton exited with code {code}: {_quote(said)}")
+
+
+def _memory_problem(container: str) -> Problem:
+    if container == names.FETCH_CONTAINER:
+        return Problem(
+            Reason.OUT_OF_MEMORY,
+            "The fetching of the models was killed for want of memory, of which it needs a fixed little: look whether "
+            "its node runs out of memory; if not, it is a fault of Conch.",
+        )
     return Problem(
-        Reason.SERVER_FAILED, f"Triton exited with code {failed.get('exitCode')}: {_quote(failed.get('message'))}"
+        Reason.OUT_OF_MEMORY, f"Container {container} was killed for want of memory: raise spec.resources.memory."
     )
+
+
+def _start_problem(container: str, said: str, spec: InferenceServiceSpec | None) -> Problem:
+    return _explained(said, spec) or Problem(Reason.SERVER_FAILED, f"Container {container} can't start: {_quote(said)}")
+
+
+def _explained(said: str, spec: InferenceServiceSpec | None) -> Problem | None:
+    """The server's words in ours, when they are known."""
+    models = [] if spec is None else [model.name for model in spec.models]
+    found = failures.explain(said, models, accelerator=spec is not None and spec.accelerator.devices > 0)
+    if not found:
+        return None
+    broken = tuple((failure.model, failure.cause) for failure in found if failure.model is not None)
+    return Problem(found[0].reason, failures.sentence(found), broken)
 
 
 def _pull_problem(container: Mapping[str, Any], said: str) -> Problem:
@@ -185,9 +288,10 @@ def _pull_problem(container: Mapping[str, Any], said: str) -> Problem:
         where = "the operator's setting CONCH_FETCH_IMAGE"
     else:
         where = "spec.runtime.image"
+    why = next((words for pattern, words in _PULL_CAUSES if pattern.search(said)), "")
     return Problem(
         Reason.IMAGE_PULL_FAILED,
-        f"The image {image} can't be pulled: check {where} and the access to its registry.",
+        f"The image {image} can't be pulled{why}: check {where} and the access to its registry.",
     )
 
 

@@ -10,21 +10,28 @@ import structlog
 from conch import names
 from conch.api.conditions import ConditionType, Reason
 from conch.api.inferenceservice import InvalidSpec
+from conch.kube.client import POD_MONITORS, RESOURCE_CLAIM_TEMPLATES
 from conch.kube.errors import Conflict, Forbidden, Invalid, NotFound
 from conch.reconcile import steps
 from conch.reconcile.errors import ReconcileError, Retryable, Stalled, Waiting
 from conch.reconcile.observation import NOTHING, observe
 from conch.reconcile.status import StatusInputs, build_status, first_sight
 from conch.scaling import scale
+from conch.triton import refusals
+from conch.triton.releases import release_of
+from conch.workload import claims
 from conch.workload.deployment import (
     SURGE_ON_CREATE,
     Images,
     Strategy,
     choose_strategy,
     keeps_template,
+    server_image,
     template_inputs,
 )
 from conch.workload.desired import child_names, desired_children
+from conch.workload.fit import Fit, Surroundings, fit, measured_before, models_digest
+from conch.workload.offline import check_plan_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,17 +39,22 @@ if TYPE_CHECKING:
     from conch.api.inferenceservice import InferenceServiceSpec
     from conch.api.parsed import ParsedSpecs
     from conch.kube.cache import Cache
-    from conch.kube.client import Kube
+    from conch.kube.client import Kube, Resource
     from conch.reconcile.observation import Observation
+    from conch.reconcile.reading import Look
     from conch.reconcile.status import Scaling
-
-MAX_PLAN_KIB: Final = 200
 
 Object = dict[str, Any]
 log = structlog.get_logger(__name__)
 
 FREE_RETRY_S: Final = 15.0
 """How often status looks again at what is free while pods wait."""
+NODES_RETRY_S: Final = 30.0
+"""How often status looks again at the nodes while none suits."""
+NO_CLAIMS: Final = (
+    "spec.accelerator.claim needs the API resource.k8s.io/v1, which this cluster does not serve, or did not when the "
+    "operator started: use accelerator.resource, or a cluster of Kubernetes 1.34 or later, and restart the operator."
+)
 
 
 class Key(NamedTuple):
@@ -68,12 +80,37 @@ class Autoscaler(Protocol):
     def initial_replicas(self, namespace: str, name: str, spec: InferenceServiceSpec) -> int:
         """How many replicas a new Deployment starts with."""
 
+    def memory_used(self, namespace: str, name: str) -> int | None:
+        """Bytes that the present models were seen to use on an accelerator; None: not measured yet."""
+
 
 class Accelerators(Protocol):
     """What the cluster has."""
 
     async def free(self, spec: InferenceServiceSpec, *, fresh: bool = False) -> int | None:
         """Matching accelerators that nothing has requested; None when unknown."""
+
+    def nodes(self) -> list[Object] | None:
+        """All nodes; None when the operator sees none."""
+
+
+class Models(Protocol):
+    """What the servers have loaded."""
+
+    async def look(
+        self, service: Object, spec: InferenceServiceSpec | None, children: Mapping[str, list[Object]]
+    ) -> Look:
+        """What is known of the present template's models; asks a pod if nobody has yet, within seconds."""
+
+    def forget(self, namespace: str, name: str) -> None:
+        """The service is gone."""
+
+
+class Fetching(Protocol):
+    """Tells of pods whose models take long to fetch."""
+
+    async def look(self, service: Object, children: Mapping[str, list[Object]]) -> float | None:
+        """Tell what there is to tell; the seconds after which to look again, or None."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +122,18 @@ class Collaborators:
     parsed: ParsedSpecs
     autoscaler: Autoscaler
     accelerators: Accelerators
+    models: Models
+    fetching: Fetching
     recorder: Recorder
     images: Images
     prometheus_namespace: str
-    has_pod_monitors: Callable[[], bool]
+    serves: Callable[[Resource], bool]
+    """Whether the cluster serves a kind that not every cluster has."""
+    node_autoscaling: bool
     clock: Callable[[], float]
     now: Callable[[], str]
     """The present instant, RFC 3339, for transition times."""
+    allow_python_models: bool = True
 
 
 class ServiceReconciler:
@@ -108,10 +150,12 @@ class ServiceReconciler:
         service = self._out.cache.get(names.SERVICE_KIND, key.namespace, key.name)
         if service is None or "deletionTimestamp" in service["metadata"]:
             # The garbage collector removes the children; a write now would bring them back for ever (R4).
+            self._out.models.forget(*key)
             return None
         outcome = _Outcome()
         try:
-            outcome = replace(outcome, spec=self._out.parsed.get(service))
+            spec = self._out.parsed.get(service)
+            outcome = replace(outcome, spec=spec, fit=self._fit(service, spec))
             service = await self._acknowledge(service, outcome)
             outcome = await self._converge(service, outcome)
         except InvalidSpec as error:
@@ -122,10 +166,11 @@ class ServiceReconciler:
             # Another spec, role or cluster policy heals this; the server's own words say which.
             refused = Waiting(Reason.API_ERROR, f"The API server refuses a child: {error.message}")
             outcome = replace(outcome, error=refused)
-        await self._write_status(service, outcome)
+        read_again_after_s = await self._write_status(service, outcome)
         if isinstance(outcome.error, Retryable):
             raise outcome.error
-        return outcome.error.retry_after_s if isinstance(outcome.error, Waiting) else outcome.again_after_s
+        again_after_s = outcome.error.retry_after_s if isinstance(outcome.error, Waiting) else outcome.again_after_s
+        return min((s for s in (again_after_s, read_again_after_s) if s is not None), default=None)
 
     async def _acknowledge(self, service: Object, outcome: _Outcome) -> Object:
         """Say that a generation was seen before any slow work is done (R10)."""
@@ -147,13 +192,17 @@ class ServiceReconciler:
         if spec.paused:
             return outcome
         namespace, name = service["metadata"]["namespace"], service["metadata"]["name"]
-        with_pod_monitor = out.has_pod_monitors()
-        every = child_names(name, with_pod_monitor=with_pod_monitor)
+        if spec.accelerator.claim is not None and not out.serves(RESOURCE_CLAIM_TEMPLATES):
+            raise Waiting(Reason.NO_CLAIMS, NO_CLAIMS)
+        with_pod_monitor = out.serves(POD_MONITORS)
+        every = child_names(name, spec, with_pod_monitor=with_pod_monitor)
         children = await steps.check_names(
             out.kube, service, every, out.cache.children(namespace, name),
             just_checked=self._unfinished.pop(service["metadata"]["uid"], None) is not None,
         )  # fmt: skip
         live = _deployment(children, name)
+        _refuse(spec, server_image(spec, out.images, live), allow_python_models=out.allow_python_models)
+        _hold_back(outcome.fit, spec, live)
         strategy, free = await self._strategy(spec, live)
         wanted = desired_children(
             service,
@@ -164,11 +213,14 @@ class ServiceReconciler:
             prometheus_namespace=out.prometheus_namespace,
             with_pod_monitor=with_pod_monitor,
         )
-        _check_plan_size(wanted)
+        check_plan_size(wanted)
         applied = await steps.apply_children(
             out.kube, out.cache, wanted, children,
             limit=self._repairs, last=lambda child: self._apply_deployment(service, spec, child, live),
         )  # fmt: skip
+        if not claims.unused(live, _wanted_deployment(wanted)):
+            # Pods of the old revision that start again need their own.
+            children = {kind: found for kind, found in children.items() if kind not in steps.NAMED_BY_PODS}
         removed = await steps.prune(out.kube, out.cache, service, wanted, children)
         for what in applied.repaired:
             out.recorder.record(service, "DriftRepaired", f"Put back {what}.", "Warning")
@@ -183,7 +235,21 @@ class ServiceReconciler:
             again = 0.0
         if strategy is None and free is not None:
             again = FREE_RETRY_S  # other people's pods come and go without an event for us
+        elif again is None and outcome.fit is not None and outcome.fit.suits is False:
+            again = NODES_RETRY_S
         return replace(outcome, strategy=strategy, free=free, again_after_s=again)
+
+    def _fit(self, service: Object, spec: InferenceServiceSpec) -> Fit:
+        """Whether the cluster can run this spec at all; old pods that it doesn't concern serve on."""
+        out, metadata = self._out, service["metadata"]
+        used = out.autoscaler.memory_used(metadata["namespace"], metadata["name"])
+        around = Surroundings(
+            nodes=out.accelerators.nodes(),
+            node_autoscaling=out.node_autoscaling,
+            tensor_rt=release_of(spec.runtime.image or out.images.triton, spec.runtime.release).tensorrt,
+            memory_used=measured_before(service, spec) if used is None else used,
+        )
+        return fit(spec, around)
 
     async def _strategy(self, spec: InferenceServiceSpec, live: Object | None) -> tuple[Strategy | None, int | None]:
         """Choose how to roll when a rollout is about to start; a running one keeps its numbers (R12)."""
@@ -223,19 +289,24 @@ class ServiceReconciler:
     def _others_own_replicas(self, namespace: str, deployment_name: str) -> bool:
         return bool(self._out.cache.replicas_owners(namespace, deployment_name).keys() - {names.WORKLOAD_MANAGER})
 
-    async def _write_status(self, service: Object, outcome: _Outcome) -> None:
-        """Make the status anew from what is known now, and write it if it differs."""
+    async def _write_status(self, service: Object, outcome: _Outcome) -> float | None:
+        """Make the status anew from what is known now, and write it if it differs; when to look at the pods again."""
         out, metadata = self._out, service["metadata"]
-        children = out.cache.children(metadata["namespace"], metadata["name"])
-        seen = observe(children, metadata["name"], outcome.spec)
-        status = self._status(service, outcome, seen)
-        if status == service.get("status"):
-            return
-        self._tell_transitions(service, status)
-        await self._apply_status(service, status)
+        namespace, name = metadata["namespace"], metadata["name"]
+        # Before the status is made, so that Ready and what the servers have loaded are one write.
+        look = await out.models.look(service, outcome.spec, out.cache.children(namespace, name))
+        seen = observe(out.cache.children(namespace, name), name, outcome.spec)
+        status = self._status(service, outcome, seen, look)
+        if status != service.get("status"):
+            self._tell_transitions(service, status)
+            await self._apply_status(service, status)
+        fetched_again_after_s = await out.fetching.look(service, out.cache.children(namespace, name))
+        return min((s for s in (look.again_after_s, fetched_again_after_s) if s is not None), default=None)
 
-    def _status(self, service: Object, outcome: _Outcome, observation: Observation) -> Object:
+    def _status(self, service: Object, outcome: _Outcome, observation: Observation, look: Look | None = None) -> Object:
         metadata = service["metadata"]
+        used = self._out.autoscaler.memory_used(metadata["namespace"], metadata["name"])
+        measured = "memoryOf" in ((service.get("status") or {}).get("gpus") or {})
         inputs = StatusInputs(
             service=service,
             spec=outcome.spec,
@@ -244,6 +315,10 @@ class ServiceReconciler:
             scaling=self._out.autoscaler.record(metadata["namespace"], metadata["name"]),
             strategy=outcome.strategy,
             free_accelerators=outcome.free,
+            fit=outcome.fit,
+            memory_used=used,
+            models_digest=models_digest(outcome.spec) if outcome.spec and (used is not None or measured) else None,
+            look=look,
             error=outcome.error,
         )
         return build_status(inputs, self._out.now())
@@ -288,20 +363,36 @@ class _Outcome:
     spec: InferenceServiceSpec | None = None
     strategy: Strategy | None = None
     free: int | None = None
+    fit: Fit | None = None
     error: ReconcileError | None = None
     again_after_s: float | None = None
 
 
-def _check_plan_size(wanted: list[Object]) -> None:
-    """A pod's annotations may hold 256 KiB together; the API server's own error would not name the fields."""
-    template = next(child for child in wanted if child["kind"] == "Deployment")["spec"]["template"]
-    size_kib = len(template["metadata"]["annotations"].get(names.PLAN_ANNOTATION, "")) / 1024
-    if size_kib > MAX_PLAN_KIB:
-        raise Stalled(
-            Reason.INVALID_SPEC,
-            f"spec.models: their configuration takes {size_kib:.0f} KiB; {MAX_PLAN_KIB} KiB fit into a pod: use fewer "
-            "models, inputs, outputs or parameters in one service.",
-        )
+def _refuse(spec: InferenceServiceSpec, image: str, *, allow_python_models: bool) -> None:
+    """Stop before anything is changed: another setting or image may heal this without a new spec (R9)."""
+    forbidden = refusals.by_settings(spec, allow_python_models=allow_python_models)
+    if forbidden:
+        raise Waiting(Reason.NOT_ALLOWED, "\n".join(forbidden))
+    unsupported = refusals.by_release(spec, image)
+    if unsupported:
+        raise Waiting(Reason.UNSUPPORTED_RELEASE, "\n".join(unsupported))
+
+
+def _hold_back(verdict: Fit | None, spec: InferenceServiceSpec, live: Object | None) -> None:
+    """Make no pod that could never serve, and give up no serving pod for one: what runs stays as it is.
+
+    A new service for which a node is missing gets its pods all the same: a cluster that grows needs to see them wait.
+    """
+    if verdict is None or verdict.suits is not False or keeps_template(spec, live):
+        return
+    if verdict.reason is Reason.ENGINE_MISMATCH and spec.runtime.image is not None:
+        raise Stalled(verdict.reason, verdict.message)  # both versions stand in the spec itself (R9)
+    if verdict.refuses or live is not None:
+        raise Waiting(verdict.reason, verdict.message)
+
+
+def _wanted_deployment(wanted: list[Object]) -> Object:
+    return next(child for child in wanted if child["kind"] == "Deployment")
 
 
 def _deployment(children: Mapping[str, list[Object]], service: str) -> Object | None:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
     from conch.api.inferenceservice import InferenceServiceSpec
     from conch.reconcile.observation import Observation, Problem
+    from conch.reconcile.reading import Look
     from conch.workload.deployment import Strategy
+    from conch.workload.fit import Fit
 
 MAX_WAITING: Final = 16
 """Reasons of waiting pods that are told; the CRD allows no more."""
@@ -52,6 +54,14 @@ class StatusInputs:
     """The strategy that the running rollout began with; None while nothing rolls and none was chosen."""
     free_accelerators: int | None
     error: ReconcileError | None
+    fit: Fit | None = None
+    """Whether the cluster can run the spec at all; None: not looked at."""
+    memory_used: int | None = None
+    """Bytes that these models were seen to use on an accelerator; None: not measured since the operator started."""
+    models_digest: str | None = None
+    """Of the models in the spec; what was measured of others says nothing."""
+    look: Look | None = None
+    """What is known of the models that the servers have loaded."""
 
 
 def first_sight(service: Mapping[str, Any], now: str) -> dict[str, Any]:
@@ -87,6 +97,8 @@ def build_status(inputs: StatusInputs, now: str) -> dict[str, Any]:
         (_metrics_stale(inputs), generation),
         (_scaling_limited(inputs), generation),
         (_rollout_blocked(inputs, served=served), generation),
+        (_capacity_constrained(inputs), generation),
+        (_model_config_drift(inputs), generation),
     ]
     status: dict[str, Any] = {
         "observedGeneration": generation,
@@ -103,8 +115,9 @@ def build_status(inputs: StatusInputs, now: str) -> dict[str, Any]:
         status["scaling"] = inputs.scaling.to_status()
     elif "scaling" in previous:
         status["scaling"] = previous["scaling"]  # history for the autoscaler's first tick after a restart
-    if inputs.spec is not None and inputs.spec.accelerator.count:
-        status["gpus"] = _gpus(inputs)
+    if inputs.spec is not None and inputs.spec.accelerator.devices:
+        status["gpus"] = _gpus(inputs, previous.get("gpus") or {})
+    status |= _models(inputs, previous)
     if inputs.strategy is not None:
         status["rollout"] = {"strategy": inputs.strategy.name, "reason": inputs.strategy.reason}
     elif "rollout" in previous:
@@ -205,10 +218,25 @@ def _rollout_blocked(inputs: StatusInputs, *, served: bool) -> Condition:
     return Condition(ConditionType.ROLLOUT_BLOCKED, True, problem.reason, f"The old pods serve on. {problem.message}")
 
 
-def _gpus(inputs: StatusInputs) -> dict[str, Any]:
+def _capacity_constrained(inputs: StatusInputs) -> Condition:
+    verdict = inputs.fit
+    if verdict is None:
+        for old in (inputs.service.get("status") or {}).get("conditions") or []:
+            if old.get("type") == ConditionType.CAPACITY_CONSTRAINED:
+                return _as_it_was(inputs, ConditionType.CAPACITY_CONSTRAINED)
+        return Condition(ConditionType.CAPACITY_CONSTRAINED, None, Reason.NODES_UNKNOWN, "Not looked at yet.")
+    constrained = None if verdict.suits is None else not verdict.suits
+    return Condition(ConditionType.CAPACITY_CONSTRAINED, constrained, verdict.reason, verdict.message)
+
+
+def _gpus(inputs: StatusInputs, previous: Mapping[str, Any]) -> dict[str, Any]:
     assert inputs.spec is not None  # noqa: S101 - the caller checked
     accelerator, observation = inputs.spec.accelerator, inputs.observation
-    gpus: dict[str, Any] = {"resource": accelerator.resource, "perReplica": accelerator.count}
+    gpus: dict[str, Any] = {"resource": accelerator.noun, "perReplica": accelerator.devices}
+    if inputs.memory_used is not None and inputs.models_digest is not None:
+        gpus |= {"memoryUsed": f"{inputs.memory_used // 2**20}Mi", "memoryOf": inputs.models_digest}
+    elif "memoryUsed" in previous and previous.get("memoryOf") == inputs.models_digest:
+        gpus |= {key: previous[key] for key in ("memoryUsed", "memoryOf")}
     if observation.pending_pods:
         gpus["waiting"] = [
             {"reason": str(problem.reason), "message": problem.message[:MAX_MESSAGE]}
@@ -218,6 +246,61 @@ def _gpus(inputs: StatusInputs) -> dict[str, Any]:
         if inputs.free_accelerators is not None:
             gpus["free"] = inputs.free_accelerators
     return gpus
+
+
+def _model_config_drift(inputs: StatusInputs) -> Condition:
+    """Whether the servers have the models as the spec asks; what they said of this template stands until another's."""
+    type_, look = ConditionType.MODEL_CONFIG_DRIFT, inputs.look
+    reading = None if look is None else look.reading
+    if reading is not None and reading.error:
+        message = f"What the servers have loaded isn't known: {reading.error}."
+        return Condition(type_, None, Reason.CONFIG_UNREADABLE, message)
+    if reading is not None and reading.drift:
+        return Condition(type_, True, Reason.CONFIG_DIFFERS, reading.drift)
+    if reading is not None:
+        return Condition(type_, False, Reason.CONFIG_AS_WRITTEN, "The servers have the models as the spec asks.")
+    if _was_read(inputs):
+        return _as_it_was(inputs, type_)
+    return Condition(type_, None, Reason.CONFIG_NOT_READ, "No pod of this spec was ready yet.")
+
+
+def _was_read(inputs: StatusInputs) -> bool:
+    """Whether the status holds what a server of the present template said."""
+    revision = None if inputs.look is None else inputs.look.revision
+    return revision is not None and (inputs.service.get("status") or {}).get("modelsRevision") == revision
+
+
+def _models(inputs: StatusInputs, previous: Mapping[str, Any]) -> dict[str, Any]:
+    """status.models and the revision that they were read of."""
+    if inputs.spec is None:
+        return {key: previous[key] for key in ("models", "modelsRevision") if key in previous}
+    look, observation = inputs.look, inputs.observation
+    known: dict[str, dict[str, Any]] = {}
+    revision = {}
+    if look is not None and look.reading is not None and not look.reading.error:
+        known = {
+            model.name: {"versions": list(model.versions), "maxBatchSize": model.max_batch_size}
+            for model in look.reading.models
+        }
+        revision = {"modelsRevision": look.reading.revision}
+    elif _was_read(inputs):
+        keys = ("versions", "maxBatchSize")
+        known = {
+            model["name"]: {key: model[key] for key in keys if key in model} for model in previous.get("models") or ()
+        }
+        revision = {"modelsRevision": previous["modelsRevision"]}
+    broken = {name: cause for problem in observation.problems for name, cause in problem.models}
+    models: list[dict[str, Any]] = []
+    for model in inputs.spec.models:
+        told: dict[str, Any] = {"name": model.name, **known.get(model.name, {})}
+        if model.name in broken and model.name not in known:
+            told |= {"ready": False, "message": broken[model.name][:MAX_MESSAGE]}
+        elif not observation.ready:
+            told["ready"] = False
+        elif model.name in known:
+            told["ready"] = True
+        models.append(told)
+    return {"models": models, **revision}
 
 
 def _paused(inputs: StatusInputs) -> bool:

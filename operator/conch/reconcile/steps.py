@@ -24,7 +24,11 @@ Object = dict[str, Any]
 MAX_REPAIRS: Final = 3
 REPAIR_WINDOW_S: Final = 60.0
 REMEMBERED: Final = 1000
-PODS_NEED: Final = frozenset({"ServiceAccount", "NetworkPolicy"})
+PODS_NEED: Final = frozenset({"ServiceAccount", "NetworkPolicy", "ResourceClaimTemplate"})
+NAMED_BY_PODS: Final = frozenset({"ResourceClaimTemplate", "ServiceAccount"})
+"""Kinds that a pod template names: a pod of an old revision that starts again needs its own."""
+OPTIONAL: Final = frozenset({"PodMonitor"}) | NAMED_BY_PODS
+"""Kinds of which a service may want no child any more."""
 OLD_OWNER_RETRY_S: Final = 2.0
 
 
@@ -238,7 +242,7 @@ async def prune(
 ) -> list[str]:
     """Delete children that are no longer wanted: only ours, and only as they were seen (R6)."""
     keep = {(child["kind"], child["metadata"]["name"]) for child in wanted}
-    kinds = {child["kind"] for child in wanted} | {"PodMonitor"}
+    kinds = {child["kind"] for child in wanted} | OPTIONAL
     removed = []
     for kind in sorted(kinds & children.keys()):
         for live in children[kind]:

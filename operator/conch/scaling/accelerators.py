@@ -69,7 +69,7 @@ class FreeAccelerators:
 
     async def free(self, spec: InferenceServiceSpec, *, fresh: bool = False) -> int | None:
         """Accelerators that pods of this spec could get now; other people's pods as seen up to 10 s ago, fresh: 1 s."""
-        if not self._sees_nodes or not spec.accelerator.count:
+        if not self._sees_nodes or not spec.accelerator.count or spec.accelerator.claim is not None:
             return None
         try:
             await self._refresh(KEEP_FRESH_S if fresh else KEEP_S)
@@ -79,6 +79,10 @@ class FreeAccelerators:
         # Our own pods are seen at once; an old LIST would offer what they have just taken.
         own = {pod["metadata"]["uid"]: pod for pod in self._cache.list("Pod")}
         return free_gpus(self._cache.list("Node"), {**self._pods, **own}.values(), spec)
+
+    def nodes(self) -> Many | None:
+        """All nodes as last seen; None in namespaced mode."""
+        return self._cache.list("Node") if self._sees_nodes else None
 
     async def _refresh(self, keep_s: float) -> None:
         async with self._listing:

@@ -36,8 +36,11 @@ from conch.scaling.policy import (
     rested,
 )
 from conch.scaling.scale import Outcome, ScaleApi
-from conch.scaling.signals import ReadyPod, Samples, join
+from conch.scaling.signals import SINGLE_MODELS, Pipeline, ReadyPod, Samples, join
 from conch.triton.metrics import Query
+from conch.workload import gpus
+from conch.workload.deployment import template_inputs
+from conch.workload.fit import measured_before
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,6 +57,9 @@ QUIET_S: Final = 15.0
 WRITES_AT_ONCE: Final = 16
 # Our write comes back as a watch event; if that is lost, the cache's own LIST repairs it and we go on meanwhile.
 ECHO_S: Final = 30.0
+# What replicas use of an accelerator is learned: it is told when it moves by a tenth, at most every ten minutes (R11).
+MEMORY_STEP: Final = 1.1
+MEMORY_TOLD_S: Final = 600.0
 AGES: Final = (
     (86400, "a day"), (3600, "an hour"), (1800, "30 minutes"), (600, "10 minutes"), (300, "5 minutes"),
     (60, "a minute"), (30, "30 seconds"),
@@ -179,6 +185,7 @@ class _Service:
     history: History
     generation: int = -1
     spec: ScalingSpec = field(default_factory=ScalingSpec)
+    pipeline: Pipeline = SINGLE_MODELS
     pods_seen: tuple[str, ...] | None = None
     pods: _Pods = field(default_factory=_Pods)
     record: ScalingRecord | None = None
@@ -189,6 +196,13 @@ class _Service:
     bad_since: float | None = None
     notices: frozenset[str] = frozenset()
     foreign: str | None = None
+    template_inputs: str = ""
+    """Of the present generation: pods of another template say nothing of these models."""
+    most_memory: float = 0.0
+    """The most bytes that a replica was seen to use on an accelerator."""
+    memory_used: int | None = None
+    """The same as it was last told; None: not measured."""
+    memory_told_at: float = -math.inf
     wrote_on: tuple[str, float] | None = None
     """The Deployment's resourceVersion before our last write, and when that was."""
 
@@ -261,6 +275,11 @@ class ScalingController:
         memory = self._services.get((namespace, name))
         return None if memory is None else memory.record
 
+    def memory_used(self, namespace: str, name: str) -> int | None:
+        """Bytes that a replica was seen to use on an accelerator, with the present models; None: not measured yet."""
+        memory = self._services.get((namespace, name))
+        return None if memory is None else memory.memory_used
+
     def initial_replicas(self, namespace: str, name: str, spec: InferenceServiceSpec) -> int:
         """How many replicas a Deployment that has to be made (again) starts with: as many as were last decided."""
         record = self.record(namespace, name)
@@ -324,6 +343,8 @@ class ScalingController:
             return None  # the cache doesn't show our own last step yet
         memory.wrote_on = None
         pods = _pods(memory, children.get("Pod", []))
+        self._look_for_sharing(memory, spec, children.get("Pod", []))
+        self._measure(memory, (namespace, name), samples, deployment, now)
         signals = join(
             samples,
             namespace,
@@ -331,6 +352,7 @@ class ScalingController:
             now=now,
             stale_s=self._settings.metrics_stale_s,
             memory=memory.spec.memory_matters,
+            pipeline=memory.pipeline,
         )
         rival = rivals.get((namespace, names.deployment(name)))
         seen = (version, memory.pods_seen, rival, memory.spec, signals)
@@ -355,7 +377,39 @@ class ScalingController:
         if memory.generation != metadata["generation"]:
             memory.generation = metadata["generation"]
             memory.spec = ScalingSpec.of(spec, self._settings)
+            memory.pipeline = Pipeline.of(spec)
+            memory.template_inputs = template_inputs(spec)
+            memory.memory_used = measured_before(service, spec)
+            memory.most_memory = memory.memory_used or 0.0
         return memory
+
+    def _look_for_sharing(self, memory: _Service, spec: InferenceServiceSpec, pods: Iterable[Object]) -> None:
+        """Others on the same device couple its metrics to strangers: the memory term must not be used then."""
+        if not memory.spec.accelerators:
+            return
+        on = {str(name) for pod in pods if (name := (pod.get("spec") or {}).get("nodeName"))}
+        shared = spec.accelerator.shared or any(
+            gpus.is_shared(self._cache.get("Node", "", name), spec.accelerator) for name in on
+        )
+        if shared != memory.spec.shared:
+            memory.spec = replace(memory.spec, shared=shared)
+
+    def _measure(self, memory: _Service, key: Key, samples: Samples, deployment: Object, now: float) -> None:
+        """Learn what these models take of an accelerator, from pods that were all made for them."""
+        status, annotations = deployment.get("status") or {}, deployment["metadata"].get("annotations") or {}
+        if (
+            memory.spec.shared
+            or not memory.spec.accelerators
+            or annotations.get(names.TEMPLATE_INPUTS_ANNOTATION) != memory.template_inputs
+            or status.get("updatedReplicas", 0) != status.get("replicas", 0)
+        ):
+            return
+        seen = [samples.memory_used.get((key[0], pod.name), 0.0) for pod in memory.pods.ready]
+        memory.most_memory = max(memory.most_memory, *seen, 0.0)
+        told = memory.memory_used or 0
+        if memory.most_memory >= max(1.0, MEMORY_STEP * told) and now - memory.memory_told_at >= MEMORY_TOLD_S:
+            memory.memory_used, memory.memory_told_at = int(memory.most_memory), now
+            self._enqueue(*key)
 
     def _rivals(self) -> dict[Key, str]:
         """Autoscalers that target a Deployment, by its namespace and name (R1)."""
@@ -407,10 +461,10 @@ class ScalingController:
     async def _step(self, case: _Case, decision: Decision, now: float) -> None:
         """Write one decision and, once its effect is read back, say so."""
         memory, before = case.memory, case.replicas.wanted
-        if decision.replicas > before and case.spec.accelerator.count and not self._settings.node_autoscaling:
+        if decision.replicas > before and case.spec.accelerator.devices and not self._settings.node_autoscaling:
             free = await self._accelerators.free(case.spec)
             if free is not None:
-                known = replace(case.replicas, free=free // case.spec.accelerator.count)
+                known = replace(case.replicas, free=free // case.spec.accelerator.devices)
                 decision = decide(memory.spec, case.signals, known, memory.history, now)
                 if not self._acts(case, decision):
                     self._keep(case, decision, now)

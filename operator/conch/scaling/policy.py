@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from conch.api.conditions import Reason
+from conch.api.demands import instances
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -145,6 +146,8 @@ class ScalingSpec:
     """Instances of each model in one replica."""
     accelerators: int = 1
     resource: str = "nvidia.com/gpu"
+    shared: bool = False
+    """Whether others may use the same accelerators, so that their metrics are of all together."""
     node_autoscaling: bool = False
     tick_s: float = 5.0
     window_s: float = 30.0
@@ -153,10 +156,6 @@ class ScalingSpec:
     def of(cls, spec: InferenceServiceSpec, settings: Settings) -> ScalingSpec:
         """From a parsed spec and the operator's settings."""
         scaling, accelerator = spec.scaling, spec.accelerator
-
-        def instances(kind: str | None, count: int) -> int:
-            return count * (accelerator.count if accelerator.count and kind != "CPU" else 1)
-
         return cls(
             min_replicas=scaling.min_replicas,
             max_replicas=scaling.max_replicas,
@@ -167,9 +166,10 @@ class ScalingSpec:
             startup_s=scaling.startup,
             hold_s=scaling.scale_down.hold,
             floor=scaling.when_metrics_missing == "Floor",
-            slots=tuple((m.name, instances(m.instances.kind, m.instances.count)) for m in spec.models),
-            accelerators=accelerator.count,
-            resource=accelerator.resource,
+            slots=tuple((model.name, instances(model, accelerator.devices)) for model in spec.models),
+            accelerators=accelerator.devices,
+            resource=accelerator.noun,
+            shared=accelerator.shared,
             node_autoscaling=settings.node_autoscaling,
             tick_s=settings.tick_s,
             window_s=settings.metrics_window_s,
@@ -178,7 +178,7 @@ class ScalingSpec:
     @property
     def memory_matters(self) -> bool:
         """Whether accelerator memory can block or raise; `gpuMemory.max: 100` switches the term off."""
-        return self.accelerators > 0 and self.memory_max < 1
+        return self.accelerators > 0 and self.memory_max < 1 and not self.shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -684,6 +684,8 @@ def _slope(spec: ScalingSpec, seen: History, now: float) -> float:
 
 def _gpu_memory(spec: ScalingSpec, replicas: ReplicaState, seen: History, now: float) -> Term:
     share = _memory_share(spec, seen, now)
+    if spec.shared:
+        return Term(TermName.GPU_MEMORY, None, "GPU memory: not used, since others share the accelerator")
     if share is None:
         return Term(TermName.GPU_MEMORY, None, "GPU memory: not known")
     if share <= spec.memory_max:

@@ -25,12 +25,15 @@ from conch.triton.metrics import (
     DCGM_GPU_LABEL,
     DCGM_MEMORY_FREE,
     DCGM_MEMORY_USED,
+    ENGINE_RUNNING,
+    ENGINE_WAITING,
     MODEL_LABEL,
     TRITON_GPU_LABEL,
     TRITON_MEMORY_TOTAL,
     TRITON_MEMORY_USED,
     Labels,
     Query,
+    engine_figure,
     promql,
 )
 
@@ -38,13 +41,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
 
+    from conch.api.inferenceservice import InferenceServiceSpec
     from conch.config import Settings
+    from conch.triton.backends import Format, WaitingGauge
 
 MAX_ANSWER_BYTES: Final = 256 * 2**20
 MEMORY_EVERY_S: Final = 14.0
 FORGET_S: Final = 86400.0
 FORGOTTEN_PODS: Final = 1000
 _PIECE_BYTES: Final = 2**16
+DCGM_UNIT: Final = 2**20
+"""Bytes of what DCGM's gauges of memory count."""
 
 Pod = tuple[str, str]
 """Namespace and name."""
@@ -62,6 +69,46 @@ class ReadyPod:
 
 
 @dataclass(frozen=True, slots=True)
+class Pipeline:
+    """How the figures of a service's models hang together.
+
+    Triton counts a request to an ensemble once for the ensemble and once for each step, and an ensemble's time is its
+    steps' time again. Its queue is its members': its own gauge stays 0 (both seen on tritonserver 2.51).
+    """
+
+    ensembles: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Each ensemble with the model of each of its steps."""
+    engines: tuple[str, ...] = ()
+    """Models whose backend queues inside itself; without its gauges nothing is known of their queue."""
+
+    @classmethod
+    def of(cls, spec: InferenceServiceSpec) -> Pipeline:
+        """From the models of a spec."""
+        return cls(
+            tuple((model.name, tuple(step.model for step in model.steps)) for model in spec.models if model.steps),
+            tuple(model.name for model in spec.models if model.format in ENGINE_WAITING),
+        )
+
+    def requests(self, ended: Mapping[str, float]) -> float:
+        """Requests of clients among what ended at all models, by model."""
+        by_steps: dict[str, float] = {}
+        for ensemble, members in self.ensembles:
+            for member in members:
+                by_steps[member] = by_steps.get(member, 0.0) + ended.get(ensemble, 0.0)
+        return sum(max(0.0, count - by_steps.get(model, 0.0)) for model, count in ended.items())
+
+    def parts(self, figures: Mapping[str, float] | None) -> Mapping[str, float] | None:
+        """The figures without the ensembles', which repeat their members'."""
+        if figures is None or not self.ensembles:
+            return figures
+        whole = {ensemble for ensemble, _ in self.ensembles}
+        return {model: value for model, value in figures.items() if model not in whole}
+
+
+SINGLE_MODELS: Final = Pipeline()
+
+
+@dataclass(frozen=True, slots=True)
 class Samples:
     """One tick's answers of Prometheus."""
 
@@ -72,8 +119,13 @@ class Samples:
     failures: Figures = field(default_factory=dict)
     in_system: Figures = field(default_factory=dict)
     busy: Figures = field(default_factory=dict)
+    engine_waiting: Figures = field(default_factory=dict)
+    """Of backends that queue inside themselves, in their own words."""
+    engine_running: Figures = field(default_factory=dict)
     memory: Mapping[Pod, float | None] = field(default_factory=dict)
     """Used share of each pod's fullest accelerator; None where the gauges are there and can't be believed."""
+    memory_used: Mapping[Pod, float] = field(default_factory=dict)
+    """Bytes used on each pod's fullest accelerator, where the gauges can be believed."""
     errors: Mapping[Query, str] = field(default_factory=dict)
     """Why a query has no answer."""
     last_seen: Mapping[Pod, float] = field(default_factory=dict)
@@ -175,6 +227,7 @@ class PrometheusSignals:
             self._last_seen[pod] = max(self._last_seen.get(pod, 0.0), now - age_s)
         if len(self._last_seen) > 2 * len(waiting) + FORGOTTEN_PODS:
             self._last_seen = {pod: at for pod, at in self._last_seen.items() if now - at < FORGET_S}
+        fullest = self._memory(self._memory_rows)
         return Samples(
             waiting=waiting,
             stale=stale,
@@ -182,7 +235,10 @@ class PrometheusSignals:
             failures=self._figures(rows.get(Query.FAILURES, [])),
             in_system=self._figures(rows.get(Query.IN_SYSTEM, [])),
             busy=self._figures(rows.get(Query.BUSY, [])),
-            memory=self._memory(self._memory_rows),
+            engine_waiting=self._engine_figures(rows.get(Query.ENGINES, []), ENGINE_WAITING),
+            engine_running=self._engine_figures(rows.get(Query.ENGINES, []), ENGINE_RUNNING),
+            memory={pod: None if most is None else most[0] for pod, most in fullest.items()},
+            memory_used={pod: most[1] for pod, most in fullest.items() if most is not None},
             errors=errors,
             last_seen=self._last_seen,
         )
@@ -205,7 +261,21 @@ class PrometheusSignals:
                 by_model[model] = max(value, by_model.get(model, value))
         return figures
 
-    def _memory(self, rows: Sequence[Mapping[str, Any]]) -> dict[Pod, float | None]:
+    def _engine_figures(self, rows: Sequence[Mapping[str, Any]], gauges: Mapping[Format, WaitingGauge]) -> Figures:
+        figures: Figures = {}
+        for row in rows:
+            metric = row["metric"]
+            model = engine_figure(metric, gauges)
+            namespace, pod = metric.get(self._namespace_label), metric.get(self._pod_label)
+            if model is not None and namespace is not None and pod is not None:
+                of_pod = figures.setdefault((namespace, pod), {})
+                # Versions of one model each have an engine.
+                value = float(row["value"][1])
+                # Added to Triton's own figure, a negative one could look like a smaller queue.
+                of_pod[model] = of_pod.get(model, 0.0) + (value if value >= 0 else math.nan)
+        return figures
+
+    def _memory(self, rows: Sequence[Mapping[str, Any]]) -> dict[Pod, tuple[float, float] | None]:
         namespace, pod = self._namespace_label, self._pod_label
         gauges: dict[Pod, dict[tuple[str, str], float]] = {}
         for row in rows:
@@ -214,11 +284,18 @@ class PrometheusSignals:
                 gpu = metric.get(TRITON_GPU_LABEL) or metric.get(DCGM_GPU_LABEL) or ""
                 of_pod = gauges.setdefault((metric[namespace], metric[pod]), {})
                 of_pod[metric["__name__"], gpu] = float(row["value"][1])
-        return {key: _memory_share(values) for key, values in gauges.items()}
+        return {key: _most_memory(values) for key, values in gauges.items()}
 
 
 def join(
-    samples: Samples, namespace: str, pods: Sequence[ReadyPod], *, now: float, stale_s: float, memory: bool = True
+    samples: Samples,
+    namespace: str,
+    pods: Sequence[ReadyPod],
+    *,
+    now: float,
+    stale_s: float,
+    memory: bool = True,
+    pipeline: Pipeline = SINGLE_MODELS,
 ) -> Signals:
     """One service's signals: samples of its live, ready pods and of no other.
 
@@ -230,31 +307,43 @@ def join(
         stale_s: a queue sample older than this is not believed; a pod that became ready less than this ago need not
             have a sample yet.
         memory: whether accelerator memory matters for this service.
+        pipeline: how its models' figures hang together.
     """
-    errors, queue, flow, share = samples.errors, _Tally(), _Tally(), _Tally()
+    errors, queue, flow, share, engines = samples.errors, _Tally(), _Tally(), _Tally(), pipeline.engines
     all_stale = Query.AGE in errors
     stale = False
     waiting: dict[str, float] = {}
     successes: dict[str, float] = {}
-    failures: dict[str, float] = {}
+    ended: dict[str, float] = {}
+    without_gauge, engines_known = False, Query.ENGINES not in errors or not engines
     in_system: dict[str, float] = {}
     busy: dict[str, float] = {}
     most_memory = 0.0
     for pod in pods:
         key = (namespace, pod.name)
         young = now - pod.ready_since < stale_s
-        figures = samples.waiting.get(key)
+        figures: Mapping[str, float] | None = samples.waiting.get(key)
         if figures is not None and (all_stale or key in samples.stale):
             figures, stale = None, True
+        inside, at_work = samples.engine_waiting.get(key, {}), samples.engine_running.get(key, {})
+        if figures is not None and not all(model in inside for model in engines):
+            # Triton's own gauge says nothing of a queue inside the backend: unknown is not 0.
+            figures, without_gauge = None, without_gauge or not young
+        figures = _with_queues(pipeline.parts(figures), engines, inside)
         if queue.counts(figures, young=young):
             _add(waiting, figures)
         figures = samples.successes.get(key)
-        others = samples.failures.get(key), samples.in_system.get(key), samples.busy.get(key)
-        if flow.counts(figures, *others, young=young):
-            _add(successes, figures)
-            _add(failures, others[0])
-            _add(in_system, others[1])
-            _add(busy, others[2])
+        failed = samples.failures.get(key)
+        present = _of_engines(pipeline.parts(samples.in_system.get(key)), engines, at_work, inside)
+        busily = _of_engines(pipeline.parts(samples.busy.get(key)), engines, at_work)
+        if flow.counts(figures, failed, present, busily, young=young):
+            _add(ended, figures)
+            _add(ended, failed)
+            _add(successes, pipeline.parts(figures))
+            _add(in_system, present)
+            _add(busy, busily)
+            # Without the engine's own word on what it works on, its replicas may be full.
+            engines_known = engines_known and all(model in at_work for model in engines)
         if memory:
             used = samples.memory.get(key, math.nan)
             share.wrong += used is None
@@ -262,7 +351,8 @@ def join(
             share.good += known
             share.missing += not known and not young
             most_memory = max(most_memory, used) if known and used is not None else most_memory
-    queue_quality = queue.quality(_error(samples, Query.WAITING, Query.AGE), stale=stale)
+    detail = _error(samples, Query.WAITING, Query.AGE, *([Query.ENGINES] if engines else []))
+    queue_quality = queue.quality(detail or (_NO_GAUGE if without_gauge else ""), stale=stale)
     if queue_quality.kind is not QualityKind.FRESH:
         newest = max((samples.last_seen.get((namespace, pod.name), -math.inf) for pod in pods), default=-math.inf)
         queue_quality = replace(queue_quality, age_s=None if newest == -math.inf else max(0.0, now - newest))
@@ -275,13 +365,39 @@ def join(
         memory=memory_quality,
         waiting=tuple(sorted(waiting.items())) if queue.good else None,
         successes=tuple(sorted(successes.items())) if flow.good else None,
-        completions=sum(successes.values()) + sum(failures.values()) if answered else None,
-        in_system=tuple(sorted(in_system.items())) if flow.good and Query.IN_SYSTEM not in errors else None,
-        busy=tuple(sorted(busy.items())) if flow.good and Query.BUSY not in errors else None,
+        completions=pipeline.requests(ended) if answered else None,
+        in_system=(
+            tuple(sorted(in_system.items())) if flow.good and engines_known and Query.IN_SYSTEM not in errors else None
+        ),
+        busy=tuple(sorted(busy.items())) if flow.good and engines_known and Query.BUSY not in errors else None,
         memory_share=most_memory if memory and memory_quality.known and share.good else None,
         too_young=samples.configured and not queue.good and not queue.missing and not queue.wrong,
         configured=samples.configured,
     )
+
+
+_NO_GAUGE: Final = (
+    "the gauge of the model's own queue is missing; with format vLLM set its parameters.REPORT_CUSTOM_METRICS to "
+    '"true" and leave disable_log_stats out of its model.json'
+)
+
+
+def _with_queues(
+    figures: Mapping[str, float] | None, engines: Sequence[str], inside: Mapping[str, float]
+) -> Mapping[str, float] | None:
+    """What waits in Triton and, beyond it, inside the engines."""
+    if figures is None or not engines:
+        return figures
+    return {**figures, **{model: figures.get(model, 0.0) + inside.get(model, 0.0) for model in engines}}
+
+
+def _of_engines(
+    figures: Mapping[str, float] | None, engines: Sequence[str], *parts: Mapping[str, float]
+) -> Mapping[str, float] | None:
+    """The engines' own figures in the place of Triton's, which hands a request over and sees no more of it."""
+    if not engines:
+        return figures
+    return {**(figures or {}), **{model: sum(part.get(model, 0.0) for part in parts) for model in engines}}
 
 
 _UNUSED: Final = Quality(QualityKind.FRESH)
@@ -331,13 +447,14 @@ def _error(samples: Samples, *queries: Query) -> str:
     return next((samples.errors[query] for query in queries if query in samples.errors), "")
 
 
-def _memory_share(gauges: Mapping[tuple[str, str], float]) -> float | None:
-    """Triton's own gauges, else DCGM's; the fullest accelerator; None if any of them can't be believed."""
-    for used_name, other_name, other_is_total in (
-        (TRITON_MEMORY_USED, TRITON_MEMORY_TOTAL, True),
-        (DCGM_MEMORY_USED, DCGM_MEMORY_FREE, False),
+def _most_memory(gauges: Mapping[tuple[str, str], float]) -> tuple[float, float] | None:
+    """Triton's own gauges, else DCGM's: the largest share and the most bytes in use; None if one can't be believed."""
+    for used_name, other_name, other_is_total, unit in (
+        (TRITON_MEMORY_USED, TRITON_MEMORY_TOTAL, True, 1),
+        (DCGM_MEMORY_USED, DCGM_MEMORY_FREE, False, DCGM_UNIT),
     ):
         shares: list[float] = []
+        most = 0.0
         for (name, gpu), used in gauges.items():
             if name != used_name:
                 continue
@@ -349,8 +466,9 @@ def _memory_share(gauges: Mapping[tuple[str, str], float]) -> float | None:
                 shares = []
                 break
             shares.append(used / total)
+            most = max(most, used * unit)
         if shares:
-            return max(shares)
+            return max(shares), most
     return None
 
 

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from conch import names
 from conch.api.fields import canonical_quantity
 from conch.storage.plan import Plan, PlannedModel
-from conch.triton import modelconfig, server
-from conch.workload.gpus import PRODUCT_LABEL
-from conch.workload.source import Source, source_of
+from conch.triton import arguments, modelconfig, server
+from conch.triton.releases import release_of
+from conch.workload.claims import pod_claims
+from conch.workload.gpus import node_terms, tolerations
+from conch.workload.modelcache import cache_environment, cache_mounts, cache_volumes, planned_cache
+from conch.workload.source import Source, fetch_mounts, planned_source, source_of, source_volumes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +60,7 @@ def choose_strategy(spec: InferenceServiceSpec, *, replicas: int, free: int | No
         replicas: how many pods run now.
         free: matching accelerators that nothing has requested; None when it can't be known.
     """
-    needed, resource = spec.accelerator.count, spec.accelerator.resource
+    needed, resource = spec.accelerator.devices, spec.accelerator.noun
     if needed == 0:
         return Strategy("Surge", 1, 0, "The service needs no accelerator, so a new pod starts before an old one goes.")
     if free is None:
@@ -108,7 +111,8 @@ def deployment(
     operator version or new settings roll nothing (R7), and a strategy never changes in the middle of a rollout.
     """
     rendering = RENDERING
-    chosen = _Chosen(images, strategy.max_surge, strategy.max_unavailable)
+    tensor_rt = release_of(spec.runtime.image or images.triton, spec.runtime.release).tensorrt
+    chosen = _Chosen(images, strategy.max_surge, strategy.max_unavailable, tensor_rt if _has_engines(spec) else None)
     template: dict[str, Any]
     if live is not None and keeps_template(spec, live):
         rendering = _annotations(live).get(names.RENDERING_ANNOTATION, RENDERING)
@@ -116,7 +120,7 @@ def deployment(
     if live is not None and rendering != RENDERING:
         template = live["spec"]["template"]
     else:
-        template = pod_template(service, spec, chosen.images)
+        template = pod_template(service, spec, chosen.images, tensor_rt=chosen.tensor_rt)
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -148,6 +152,12 @@ class _Chosen:
     images: Images
     max_surge: int
     max_unavailable: int
+    tensor_rt: str | None = None
+    """The image's TensorRT version, which `conch fetch` holds engines against: a later table may know more."""
+
+
+def _has_engines(spec: InferenceServiceSpec) -> bool:
+    return any(model.format in {"TensorRT", "TensorRTLLM", "Auto"} for model in spec.models)
 
 
 def _chosen_before(live: Mapping[str, Any], fallback: _Chosen) -> _Chosen:
@@ -155,14 +165,30 @@ def _chosen_before(live: Mapping[str, Any], fallback: _Chosen) -> _Chosen:
     try:
         kept = json.loads(_annotations(live)[names.CHOSEN_ANNOTATION])
         images = Images(*(str(kept["images"][key]) for key in ("fetch", "triton", "pull_policy")))
-        return _Chosen(images, int(kept["max_surge"]), int(kept["max_unavailable"]))
+        tensor_rt = None if kept["tensor_rt"] is None else str(kept["tensor_rt"])
+        return _Chosen(images, int(kept["max_surge"]), int(kept["max_unavailable"]), tensor_rt)
     except (KeyError, TypeError, ValueError):
         numbers = (live["spec"].get("strategy") or {}).get("rollingUpdate") or {}
         surge, unavailable = numbers.get("maxSurge"), numbers.get("maxUnavailable")
-        images = live_images(live, fallback.images)
+        fallback = replace(fallback, images=live_images(live, fallback.images), tensor_rt=_live_tensor_rt(live))
         if isinstance(surge, int) and isinstance(unavailable, int) and surge + unavailable > 0:
-            return _Chosen(images, surge, unavailable)
-        return replace(fallback, images=images)
+            return replace(fallback, max_surge=surge, max_unavailable=unavailable)
+        return fallback
+
+
+def _live_tensor_rt(live: Mapping[str, Any]) -> str | None:
+    annotations = live["spec"]["template"]["metadata"].get("annotations") or {}
+    try:
+        return Plan.from_json(annotations[names.PLAN_ANNOTATION]).tensor_rt
+    except (KeyError, ValueError):
+        return None
+
+
+def server_image(spec: InferenceServiceSpec, images: Images, live: Mapping[str, Any] | None) -> str:
+    """The Triton image that the Deployment gets: while its template stays, the one it has (R7)."""
+    if live is not None and keeps_template(spec, live):
+        images = _chosen_before(live, _Chosen(images, 1, 0)).images
+    return spec.runtime.image or images.triton
 
 
 def live_images(live: Mapping[str, Any], fallback: Images) -> Images:
@@ -179,11 +205,13 @@ def live_images(live: Mapping[str, Any], fallback: Images) -> Images:
     )
 
 
-def pod_template(service: str, spec: InferenceServiceSpec, images: Images) -> dict[str, Any]:
+def pod_template(
+    service: str, spec: InferenceServiceSpec, images: Images, *, tensor_rt: str | None = None
+) -> dict[str, Any]:
     """The pod: `conch fetch` lays out the whole model repository, then Triton starts."""
     sources = [source_of(model) for model in spec.models]
     pod: dict[str, Any] = {
-        "serviceAccountName": names.service_account(service),
+        "serviceAccountName": spec.runtime.service_account_name or names.service_account(service),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": server.GRACE_S,
@@ -195,7 +223,7 @@ def pod_template(service: str, spec: InferenceServiceSpec, images: Images) -> di
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "initContainers": [_fetch_container(sources, images)],
+        "initContainers": [_fetch_container(spec, sources, images)],
         "containers": [
             server.container(spec, image=spec.runtime.image or images.triton, pull_policy=images.pull_policy)
         ],
@@ -205,41 +233,37 @@ def pod_template(service: str, spec: InferenceServiceSpec, images: Images) -> di
     return {
         "metadata": {
             "labels": names.pod_labels(service),
-            "annotations": {names.PLAN_ANNOTATION: model_plan(spec, sources).to_json()},
+            "annotations": {names.PLAN_ANNOTATION: model_plan(spec, tensor_rt).to_json()},
         },
         "spec": pod,
     }
 
 
-def model_plan(spec: InferenceServiceSpec, sources: list[Source]) -> Plan:
+def model_plan(spec: InferenceServiceSpec, tensor_rt: str | None = None) -> Plan:
     """What `conch fetch` must do; it travels in the template, so an old revision's pod restarts with its own."""
     return Plan(
         models=tuple(
             PlannedModel(
                 name=model.name,
-                uri=model.source.uri,
-                digest=model.source.digest,
-                file_name=modelconfig.default_file_name(model.format),
-                mount=None if source.volume is None else f"/sources/{index}",
-                path=source.path or None,
-                config=modelconfig.to_pbtxt(modelconfig.model_config(model, gpu=spec.accelerator.count > 0)),
+                field=f"spec.models[{index}]",
+                **planned_source(model, index),
+                **modelconfig.planned(model, gpu=spec.accelerator.devices > 0),
             )
-            for index, (model, source) in enumerate(zip(spec.models, sources, strict=True))
-        )
+            for index, model in enumerate(spec.models)
+        ),
+        cache=planned_cache(spec),
+        tensor_rt=tensor_rt,
     )
 
 
-def _fetch_container(sources: list[Source], images: Images) -> dict[str, Any]:
+def _fetch_container(spec: InferenceServiceSpec, sources: list[Source], images: Images) -> dict[str, Any]:
     mounts: list[dict[str, Any]] = [
         {"name": "models", "mountPath": "/models"},
         {"name": "tools", "mountPath": "/conch"},
         {"name": "plan", "mountPath": "/etc/conch/plan", "readOnly": True},
     ]
-    mounts += [
-        {"name": f"source-{index}", "mountPath": f"/sources/{index}", "readOnly": True}
-        for index, source in enumerate(sources)
-        if source.volume is not None
-    ]
+    mounts += fetch_mounts(sources) + cache_mounts(spec)
+    environment = cache_environment(spec)
     return {
         "name": names.FETCH_CONTAINER,
         "image": images.fetch,
@@ -250,6 +274,7 @@ def _fetch_container(sources: list[Source], images: Images) -> dict[str, Any]:
         "securityContext": server.SECURITY_CONTEXT,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
+        **({"env": environment} if environment else {}),
     }
 
 
@@ -262,12 +287,7 @@ def _volumes(spec: InferenceServiceSpec, sources: list[Source]) -> list[dict[str
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": canonical_quantity(spec.runtime.shared_memory)}},
         {"name": "plan", "downwardAPI": {"items": [{"path": "plan.json", "fieldRef": {"fieldPath": plan_field}}]}},
     ]
-    volumes += [
-        {"name": f"source-{index}", **source.volume}
-        for index, source in enumerate(sources)
-        if source.volume is not None
-    ]
-    return volumes
+    return volumes + source_volumes(sources) + cache_volumes(spec) + arguments.server_volumes(spec)
 
 
 def _placement(service: str, spec: InferenceServiceSpec) -> dict[str, Any]:
@@ -275,10 +295,9 @@ def _placement(service: str, spec: InferenceServiceSpec) -> dict[str, Any]:
     result: dict[str, Any] = {}
     if placement.node_selector:
         result["nodeSelector"] = dict(placement.node_selector)
-    if placement.tolerations:
-        result["tolerations"] = [
-            toleration.model_dump(by_alias=True, exclude_defaults=True) for toleration in placement.tolerations
-        ]
+    tolerated = tolerations(spec)
+    if tolerated:
+        result["tolerations"] = tolerated
     if placement.priority_class_name:
         result["priorityClassName"] = placement.priority_class_name
     if placement.runtime_class_name:
@@ -292,10 +311,13 @@ def _placement(service: str, spec: InferenceServiceSpec) -> dict[str, Any]:
                 "labelSelector": {"matchLabels": names.pod_labels(service)},
             }
         ]
-    if spec.accelerator.count and spec.accelerator.products:
-        expression = {"key": PRODUCT_LABEL, "operator": "In", "values": list(spec.accelerator.products)}
-        required = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    terms = node_terms(spec)
+    if terms:
+        required = {"nodeSelectorTerms": terms}
         result["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    claims = pod_claims(service, spec)
+    if claims:
+        result["resourceClaims"] = claims
     return result
 
 

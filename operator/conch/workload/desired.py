@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from conch import names
 from conch.api.fields import parse_quantity
+from conch.triton.arguments import server_ports
+from conch.workload.claims import claim_template, template_name
 from conch.workload.deployment import Images, Strategy, deployment
 from conch.workload.disruption import disruption_budget
 from conch.workload.monitors import pod_monitor
@@ -21,17 +23,24 @@ if TYPE_CHECKING:
     from conch.api.inferenceservice import InferenceServiceSpec
 
 
-def child_names(service: str, *, with_pod_monitor: bool) -> list[dict[str, Any]]:
+def child_names(service: str, spec: InferenceServiceSpec, *, with_pod_monitor: bool) -> list[dict[str, Any]]:
     """Kind and name of every child, which are known before anything is rendered."""
+    claim = spec.accelerator.claim
     kinds = {
-        "ServiceAccount": [names.service_account(service)],
+        "ServiceAccount": [names.service_account(service)] if own_account(service, spec) else [],
         "NetworkPolicy": [names.network_policy(service)],
         "Deployment": [names.deployment(service)],
         "Service": [names.clients_service(service), names.replicas_service(service)],
         "PodDisruptionBudget": [names.disruption_budget(service)],
         "PodMonitor": [names.pod_monitor(service)] if with_pod_monitor else [],
+        "ResourceClaimTemplate": [template_name(service, claim)] if claim is not None else [],
     }
     return [{"kind": kind, "metadata": {"name": name}} for kind, found in kinds.items() for name in found]
+
+
+def own_account(service: str, spec: InferenceServiceSpec) -> bool:
+    """Whether the pods run as the ServiceAccount that Conch makes, and not as one of the user's."""
+    return spec.runtime.service_account_name in {None, names.service_account(service)}
 
 
 def desired_children(
@@ -47,13 +56,20 @@ def desired_children(
     """The children in the order in which they are applied: pods need their identity and policy before they start."""
     name = service["metadata"]["name"]
     children = [
-        service_account(name),
-        network_policy(name, [source_of(model) for model in spec.models], prometheus_namespace=prometheus_namespace),
+        *([service_account(name)] if own_account(name, spec) else []),
+        network_policy(
+            name,
+            [source_of(model) for model in spec.models],
+            prometheus_namespace=prometheus_namespace,
+            server_ports=server_ports(spec),
+        ),
         deployment(name, spec, images=images, strategy=strategy, live=live_deployment),
         clients_service(name),
         replicas_service(name),
         disruption_budget(name),
     ]
+    if spec.accelerator.claim is not None:
+        children.insert(0, claim_template(name, spec.accelerator.claim))
     if with_pod_monitor:
         children.append(pod_monitor(name))
     for child in children:

@@ -1,4 +1,7 @@
-"""How many accelerators are free for one service's pods: nodes that match, allocatable minus requested. Pure.
+"""Which nodes a service's pods may run on, by labels and taints, and how many accelerators are free there. Pure.
+
+The labels are those of NVIDIA's GPU feature discovery (NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery). It
+writes memory in MiB; a MIG profile under the mixed strategy has labels of its own, named after its resource.
 
 The pods must be all that run on the nodes, not only Conch's: whoever else holds an accelerator counts. The watch keeps
 only Conch's own pods, since one over all pods of a cluster would cost more memory than everything else together; the
@@ -7,17 +10,193 @@ caller therefore lists them when a service wants more, and keeps the answer for 
 
 from __future__ import annotations
 
+from decimal import ROUND_CEILING
 from typing import TYPE_CHECKING, Any, Final
+
+from conch.api.demands import engines
+from conch.api.fields import parse_quantity
+from conch.api.placement import Toleration
+from conch.triton.engines import capability
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from conch.api.accelerator import Accelerator
     from conch.api.inferenceservice import InferenceServiceSpec
-    from conch.api.placement import Toleration
 
 PRODUCT_LABEL: Final = "nvidia.com/gpu.product"
+MAJOR_LABEL: Final = "nvidia.com/gpu.compute.major"
+MINOR_LABEL: Final = "nvidia.com/gpu.compute.minor"
+SHARING_LABEL: Final = "nvidia.com/gpu.sharing-strategy"
+ARCHITECTURE_LABEL: Final = "kubernetes.io/arch"
+USUAL_TAINT: Final = "nvidia.com/gpu"
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 _REPELS: Final = frozenset({"NoSchedule", "NoExecute"})
+
+
+def memory_label(accelerator: Accelerator) -> str:
+    """The node label that holds the memory of one accelerator of this resource, in MiB."""
+    return f"{accelerator.resource.removesuffix('.shared')}.memory"
+
+
+def least_memory_mib(accelerator: Accelerator) -> int | None:
+    """`accelerator.memory` in whole MiB, rounded up; None when it isn't set."""
+    if accelerator.memory is None:
+        return None
+    return int((parse_quantity(accelerator.memory) / 2**20).to_integral_value(ROUND_CEILING))
+
+
+def least_capability(spec: InferenceServiceSpec) -> tuple[int, int] | None:
+    """The least compute capability that the accelerator and the engines ask for; None: any."""
+    asked = spec.accelerator.compute_capability
+    found = [capability(asked)] if asked is not None else []
+    found += [engine.least_capability for _, engine in engines(spec) if engine.least_capability is not None]
+    return max(found, default=None)
+
+
+def exact_capability(spec: InferenceServiceSpec) -> tuple[int, int] | None:
+    """The one compute capability that the engines run on; None: they don't say, or there are none."""
+    return next((engine.exact_capability for _, engine in engines(spec) if engine.exact_capability is not None), None)
+
+
+def architecture(spec: InferenceServiceSpec) -> str | None:
+    """The architecture of the node that the engines run on, as its label says it; None: they don't say."""
+    return next((engine.architecture for _, engine in engines(spec) if engine.architecture is not None), None)
+
+
+def node_terms(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
+    """The nodeSelectorTerms that products, memory, compute capability and engines ask for; empty: any node.
+
+    Terms are alternatives and expressions in one must all hold, so a least capability of 8.6 takes two terms. With a
+    claim there are none: its driver knows the devices, and the labels may describe others.
+    """
+    accelerator = spec.accelerator
+    if not accelerator.devices or accelerator.claim is not None:
+        return []
+    common: list[dict[str, Any]] = []
+    if accelerator.products:
+        common.append(_one_of(PRODUCT_LABEL, list(accelerator.products)))
+    memory = least_memory_mib(accelerator)
+    if memory is not None:
+        common.append(_more_than(memory_label(accelerator), memory - 1))
+    arch = architecture(spec)
+    if arch is not None:
+        common.append(_one_of(ARCHITECTURE_LABEL, [arch]))
+    terms = [[*common, *alternative] for alternative in _capabilities(spec)]
+    return [{"matchExpressions": term} for term in terms if term]
+
+
+def _capabilities(spec: InferenceServiceSpec) -> list[list[dict[str, Any]]]:
+    exact, least = exact_capability(spec), least_capability(spec)
+    alternatives: list[list[dict[str, Any]]]
+    if exact is not None:
+        alternatives = [[_one_of(MAJOR_LABEL, [str(exact[0])]), _one_of(MINOR_LABEL, [str(exact[1])])]]
+    elif least is not None and least[1] == 0:
+        alternatives = [[_more_than(MAJOR_LABEL, least[0] - 1)]]
+    elif least is not None:
+        same_major = [_one_of(MAJOR_LABEL, [str(least[0])]), _more_than(MINOR_LABEL, least[1] - 1)]
+        alternatives = [[_more_than(MAJOR_LABEL, least[0])], same_major]
+    else:
+        return [[]]
+    if spec.accelerator.compute_capability is None:
+        # Only an engine asks: a node that doesn't say what it has may well run it, and nothing is refused unknown.
+        alternatives.append([{"key": MAJOR_LABEL, "operator": "DoesNotExist"}])
+    return alternatives
+
+
+def _one_of(key: str, values: list[str]) -> dict[str, Any]:
+    return {"key": key, "operator": "In", "values": values}
+
+
+def _more_than(key: str, number: int) -> dict[str, Any]:
+    # There is no "at least"; the scheduler compares whole numbers only.
+    return {"key": key, "operator": "Gt", "values": [str(number)]}
+
+
+def tolerations(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
+    """The pods' tolerations: those of the spec, and with an accelerator those of the usual taints."""
+    return [toleration.model_dump(by_alias=True, exclude_defaults=True) for toleration in _tolerations(spec)]
+
+
+def _tolerations(spec: InferenceServiceSpec) -> list[Toleration]:
+    found = list(spec.placement.tolerations)
+    if spec.accelerator.devices and spec.placement.tolerate_accelerator_taints:
+        for key in dict.fromkeys((USUAL_TAINT, spec.accelerator.resource)):
+            usual = Toleration(key=key, operator="Exists", effect="NoSchedule")
+            if usual not in found:
+                found.append(usual)
+    return found
+
+
+def memory_mib(node: Mapping[str, Any], accelerator: Accelerator) -> int | None:
+    """Memory of one accelerator as the node's label says it, in MiB; None when it doesn't say."""
+    text = _labels(node).get(memory_label(accelerator), "")
+    return int(text) if text.isdecimal() else None
+
+
+def capability_of(node: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The compute capability of a node's accelerators; None when its labels don't say."""
+    labels = _labels(node)
+    major, minor = labels.get(MAJOR_LABEL, ""), labels.get(MINOR_LABEL, "")
+    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None
+
+
+def is_shared(node: Mapping[str, Any] | None, accelerator: Accelerator) -> bool:
+    """Whether other pods may be on the same device: by time-slicing or MPS, where a metric of the device is of all."""
+    if accelerator.shared:
+        return True
+    return node is not None and _labels(node).get(SHARING_LABEL, "none") not in {"", "none"}
+
+
+def offered(node: Mapping[str, Any], resource: str) -> int:
+    """How many of a resource a node has for pods."""
+    return _integer((node.get("status") or {}).get("allocatable"), resource)
+
+
+def right_product(node: Mapping[str, Any], accelerator: Accelerator) -> bool:
+    """Whether the node has one of the products."""
+    return not accelerator.products or _labels(node).get(PRODUCT_LABEL) in accelerator.products
+
+
+def enough_memory(node: Mapping[str, Any], accelerator: Accelerator) -> bool:
+    """Whether the node's label says that an accelerator has the least memory."""
+    least = least_memory_mib(accelerator)
+    return least is None or (memory_mib(node, accelerator) or 0) >= least
+
+
+def right_capability(node: Mapping[str, Any], spec: InferenceServiceSpec) -> bool:
+    """Whether the accelerators' compute capability will do; one that the labels don't say does for an engine only."""
+    exact, least, has = exact_capability(spec), least_capability(spec), capability_of(node)
+    if has is None:
+        return spec.accelerator.compute_capability is None
+    return has == exact if exact is not None else least is None or has >= least
+
+
+def right_architecture(node: Mapping[str, Any], spec: InferenceServiceSpec) -> bool:
+    """Whether the engines' platform is the node's."""
+    wanted = architecture(spec)
+    return wanted is None or _labels(node).get(ARCHITECTURE_LABEL) == wanted
+
+
+def selected(node: Mapping[str, Any], spec: InferenceServiceSpec) -> bool:
+    """Whether the node has the labels of `placement.nodeSelector`."""
+    labels = _labels(node)
+    return all(labels.get(key) == value for key, value in spec.placement.node_selector.items())
+
+
+def repelling(node: Mapping[str, Any], spec: InferenceServiceSpec) -> list[Mapping[str, Any]]:
+    """The node's taints that keep the service's pods away."""
+    found = _tolerations(spec)
+    taints = (node.get("spec") or {}).get("taints") or ()
+    return [
+        taint
+        for taint in taints
+        if taint.get("effect") in _REPELS and not any(_tolerates(toleration, taint) for toleration in found)
+    ]
+
+
+def _labels(node: Mapping[str, Any]) -> Mapping[str, str]:
+    return node["metadata"].get("labels") or {}
 
 
 def free_gpus(
@@ -31,18 +210,15 @@ def free_gpus(
         spec: the service, whose accelerator and placement decide which nodes match.
 
     Returns:
-        The number of accelerators, a multiple of `accelerator.count`; 0 without an accelerator; None when unknown.
+        The number of accelerators, a multiple of `accelerator.count`; 0 without an accelerator; None when unknown, as
+        with a claim, whose devices only their driver knows.
     """
-    if nodes is None:
-        return None
     accelerator = spec.accelerator
+    if nodes is None or accelerator.claim is not None:
+        return None
     if accelerator.count == 0:
         return 0
-    free = {
-        node["metadata"]["name"]: _integer((node.get("status") or {}).get("allocatable"), accelerator.resource)
-        for node in nodes
-        if _takes_pods(node, spec)
-    }
+    free = {node["metadata"]["name"]: offered(node, accelerator.resource) for node in nodes if _takes_pods(node, spec)}
     for pod in pods:
         node_name = (pod.get("spec") or {}).get("nodeName")
         if node_name in free and (pod.get("status") or {}).get("phase") not in _ENDED:
@@ -80,23 +256,18 @@ def _integer(quantities: Mapping[str, Any] | None, resource: str) -> int:
 
 def _takes_pods(node: Mapping[str, Any], spec: InferenceServiceSpec) -> bool:
     node_spec, status = node.get("spec") or {}, node.get("status") or {}
-    labels = node["metadata"].get("labels") or {}
     ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
     return (
         ready
         and "deletionTimestamp" not in node["metadata"]
         and not node_spec.get("unschedulable")
-        and (not spec.accelerator.products or labels.get(PRODUCT_LABEL) in spec.accelerator.products)
-        and all(labels.get(key) == value for key, value in spec.placement.node_selector.items())
-        and all(_tolerated(taint, spec) for taint in node_spec.get("taints") or () if taint.get("effect") in _REPELS)
+        and right_product(node, spec.accelerator)
+        and enough_memory(node, spec.accelerator)
+        and right_capability(node, spec)
+        and right_architecture(node, spec)
+        and selected(node, spec)
+        and not repelling(node, spec)
     )
-
-
-def _tolerated(taint: Mapping[str, Any], spec: InferenceServiceSpec) -> bool:
-    # The admission plugin ExtendedResourceToleration gives a pod this one for its own resource, where it is on.
-    if taint.get("key") == spec.accelerator.resource:
-        return True
-    return any(_tolerates(toleration, taint) for toleration in spec.placement.tolerations)
 
 
 def _tolerates(toleration: Toleration, taint: Mapping[str, Any]) -> bool:

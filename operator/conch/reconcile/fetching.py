@@ -1,0 +1,203 @@
+"""Events about pods whose models take long to fetch: how far they are, and that they are there (I/O through a client).
+
+Only pods whose init container has run for `LONG_S` cost anything: one read of the end of its log at a time, for one pod
+of a service, ever more seldom. Their number at once is bounded for the whole operator.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import structlog
+
+from conch import names
+from conch.kube.errors import ApiError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+Object = dict[str, Any]
+_log = structlog.get_logger(__name__)
+
+LONG_S: Final = 15.0
+"""Fetching that is over before is no news."""
+FIRST_AGAIN_S: Final = 15.0
+LAST_AGAIN_S: Final = 600.0
+AT_ONCE: Final = 4
+TAIL_LINES: Final = 20
+LIMIT_BYTES: Final = 16384
+REMEMBERED: Final = 1000
+MAX_SAID: Final = 600
+
+_UNITS: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+_ORIGINS: Final = {
+    "Download": "downloaded",
+    "Cache": "out of the node's cache",
+    "Present": "left by an earlier run and verified",
+    "Volume": "on its volume, verified",
+}
+
+
+class Logs(Protocol):
+    """What is needed of the API client."""
+
+    async def logs(self, namespace: str, pod: str, container: str, *, tail_lines: int, limit_bytes: int) -> str:
+        """The end of a container's log."""
+
+
+class Recorder(Protocol):
+    """Where Events go."""
+
+    def record(self, obj: Object, reason: str, message: str, type_: str = "Normal") -> None:
+        """Tell what happened to an object."""
+
+
+@dataclass
+class _Told:
+    times: int
+    not_before: float
+
+
+class FetchTeller:
+    """Tells of slow fetching on the InferenceService; one event loop, no tasks of its own."""
+
+    def __init__(self, kube: Logs, recorder: Recorder, *, now: Callable[[], float]) -> None:
+        self._kube = kube
+        self._recorder = recorder
+        self._now = now
+        self._told: dict[str, _Told] = {}
+        self._running = 0
+
+    async def look(self, service: Object, children: Mapping[str, list[Object]]) -> float | None:
+        """Tell what there is to tell; the seconds after which to look again, or None. Never raises ApiError."""
+        now = self._now()
+        fetching: list[tuple[float, Object]] = []
+        for pod in children.get("Pod", []):
+            state = _fetch_state(pod)
+            started = _instant((state.get("running") or {}).get("startedAt"))
+            if started is not None:
+                fetching.append((started, pod))
+            elif pod["metadata"]["uid"] in self._told and "terminated" in state:
+                self._tell_end(service, pod, state["terminated"])
+        if not fetching:
+            return None
+        # The one that began first, always the same while it runs: several pods of one template fetch the same.
+        started, pod = min(fetching, key=lambda item: (item[0], item[1]["metadata"]["name"]))
+        told = self._told.get(pod["metadata"]["uid"])
+        due = started + LONG_S if told is None else told.not_before
+        if now < due:
+            return due - now
+        if self._running >= AT_ONCE:
+            return 1.0
+        times = 0 if told is None else told.times
+        wait_s = min(FIRST_AGAIN_S * 2.0 ** min(times, 16), LAST_AGAIN_S)
+        self._remember(pod["metadata"]["uid"], _Told(times + 1, now + wait_s))
+        progress = await self._progress(pod)
+        if progress or told is None:
+            what = progress or "its models, and does not say how far it is"
+            self._recorder.record(service, "FetchingModels", f"Pod {pod['metadata']['name']} fetches {what}.")
+        return wait_s
+
+    def _tell_end(self, service: Object, pod: Object, ended: Mapping[str, Any]) -> None:
+        del self._told[pod["metadata"]["uid"]]
+        if ended.get("exitCode") == 0:  # what went wrong is a condition
+            said = arrived(str(ended.get("message") or ""))
+            message = f"Pod {pod['metadata']['name']} has its models{f': {said}' if said else ''}."
+            self._recorder.record(service, "ModelsFetched", message)
+
+    async def _progress(self, pod: Object) -> str:
+        metadata = pod["metadata"]
+        self._running += 1
+        try:
+            text = await self._kube.logs(
+                metadata["namespace"],
+                metadata["name"],
+                names.FETCH_CONTAINER,
+                tail_lines=TAIL_LINES,
+                limit_bytes=LIMIT_BYTES,
+            )
+        except ApiError as error:
+            # Mostly the container ended meanwhile, or its node is silent; the role may lack the verb.
+            where = f"{metadata['namespace']}/{metadata['name']}"
+            _log.info("fetching.log_unreadable", pod=where, error=str(error))
+            return ""
+        finally:
+            self._running -= 1
+        return progress_of(text.splitlines())
+
+    def _remember(self, uid: str, told: _Told) -> None:
+        if len(self._told) >= REMEMBERED:
+            # Of pods that went while they fetched.
+            self._told = {key: one for key, one in self._told.items() if one.not_before > self._now() - LAST_AGAIN_S}
+        self._told[uid] = told
+
+
+def arrived(message: str) -> str:
+    """What a successful `conch fetch` left as its termination message, in words; empty: it left none."""
+    try:
+        models = json.loads(message)["fetched"]
+        told = [
+            f"{one['model']} ({_amount(one['bytes'])} {_ORIGINS.get(one['origin'], 'fetched')} in {one['seconds']:g} s)"
+            for one in models
+            if one["origin"] != "None"  # an ensemble has no files
+        ]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
+    return "; ".join(told)[:MAX_SAID]
+
+
+def progress_of(lines: Iterable[str]) -> str:
+    """What `conch fetch` last logged of bytes that move: `3.2 of 10 GB of s3://m/x (80 MB/s)`; empty: nothing yet."""
+    last = ""
+    for line in lines:
+        try:
+            said = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(said, dict) or said.get("event") not in {"downloading", "verifying"}:
+            continue
+        done, total, rate = (_number(said.get(key)) for key in ("bytes_done", "total_bytes", "bytes_per_s"))
+        if done is not None:
+            source = " ".join(str(said.get("source") or "its models").split())[:MAX_SAID]
+            verb = "" if said["event"] == "downloading" else ", which is being verified"
+            speed = f" ({_amount(rate)}/s)" if rate else ""
+            last = f"{_share(done, total)} of {source}{verb}{speed}"
+    return last
+
+
+def _share(done: float, total: float | None) -> str:
+    if total is None or total < done:
+        return _amount(done)
+    size, unit = next(((size, unit) for size, unit in _UNITS if total >= size), (1.0, "bytes"))
+    return f"{done / size:.3g} of {total / size:.3g} {unit}"
+
+
+def _amount(count: float) -> str:
+    size, unit = next(((size, unit) for size, unit in _UNITS if count >= size), (1.0, "bytes"))
+    return f"{count / size:.3g} {unit}"
+
+
+def _number(value: object) -> float | None:
+    known = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 2.0**63
+    return float(value) if known and isinstance(value, int | float) else None
+
+
+def _fetch_state(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "deletionTimestamp" in pod["metadata"]:
+        return {}
+    statuses = (pod.get("status") or {}).get("initContainerStatuses") or ()
+    state: Mapping[str, Any] = next(
+        (one.get("state") or {} for one in statuses if one["name"] == names.FETCH_CONTAINER), {}
+    )
+    return state
+
+
+def _instant(text: object) -> float | None:
+    try:
+        return dt.datetime.fromisoformat(str(text)).timestamp() if text else None
+    except ValueError:
+        return None

@@ -1,0 +1,169 @@
+"""What the servers of each pod template have loaded: asked of one ready pod, once (I/O through the probe given).
+
+A reading costs a few requests to one pod and is kept in the status by the template's digest, so that neither a resync
+nor a restart of the operator asks again. At most `AT_ONCE` run; whoever comes meanwhile is told when to come back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from conch import names
+from conch.triton.probe import Unreadable
+from conch.triton.readback import differences, planned_configs, revision, sentence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from conch.api.inferenceservice import InferenceServiceSpec
+    from conch.triton.readback import Loaded
+
+Object = dict[str, Any]
+
+AT_ONCE: Final = 4
+"""Of 16 workers: where no pod can be reached, the others go on."""
+BUSY_RETRY_S: Final = 1.0
+BUSY_PER_S: Final = 20.0
+"""Of those that found it busy, so many come back a second, however many they are."""
+FIRST_RETRY_S: Final = 15.0
+LAST_RETRY_S: Final = 600.0
+
+
+@dataclass(frozen=True)
+class ReadModel:
+    """One model as a server has it."""
+
+    name: str
+    versions: tuple[str, ...]
+    max_batch_size: int
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the server of one revision said."""
+
+    revision: str
+    models: tuple[ReadModel, ...] = ()
+    drift: str = ""
+    """What differs from the spec and what to write; empty: nothing."""
+    error: str = ""
+    """Why nothing could be read; empty: it could."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is known of the present template's models."""
+
+    revision: str | None = None
+    """Of the Deployment's template; None: there is none."""
+    reading: Reading | None = None
+    """None: not read by this process; the status may hold it."""
+    again_after_s: float | None = None
+
+
+class Server(Protocol):
+    """What is needed of the probe."""
+
+    async def read(self, address: str, models: Sequence[str]) -> dict[str, Loaded]:
+        """Each model as the server at this address has loaded it. Raises Unreadable."""
+
+
+@dataclass
+class _Kept:
+    reading: Reading
+    failures: int = 0
+    not_before: float = 0.0
+
+
+class ModelReader:
+    """Reads back what servers have loaded, by service; one event loop, no tasks of its own."""
+
+    def __init__(self, server: Server, *, clock: Callable[[], float]) -> None:
+        self._server = server
+        self._clock = clock
+        self._kept: dict[tuple[str, str], _Kept] = {}
+        self._running = 0
+        self._waiting: set[tuple[str, str]] = set()
+
+    def forget(self, namespace: str, name: str) -> None:
+        """The service is gone."""
+        self._kept.pop((namespace, name), None)
+        self._waiting.discard((namespace, name))
+
+    async def look(
+        self, service: Mapping[str, Any], spec: InferenceServiceSpec | None, children: Mapping[str, list[Object]]
+    ) -> Look:
+        """What is known, after asking a ready pod of the present template if nobody has yet; never raises."""
+        metadata = service["metadata"]
+        key = metadata["namespace"], metadata["name"]
+        wanted = names.deployment(metadata["name"])
+        live = next((item for item in children.get("Deployment", []) if item["metadata"]["name"] == wanted), None)
+        if live is None:
+            return Look()
+        parts = revision(live["spec"]["template"], names.PLAN_ANNOTATION, names.SERVER_CONTAINER)
+        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+        kept = self._kept.get(key)
+        if kept is not None and kept.reading.revision != digest:
+            kept = None
+        told = (service.get("status") or {}).get("modelsRevision") == digest
+        if spec is None or (told and kept is None):
+            return Look(digest)
+        now = self._clock()
+        if kept is not None and (not kept.reading.error or now < kept.not_before):
+            wait_s = None if not kept.reading.error else kept.not_before - now
+            return Look(digest, kept.reading, wait_s)
+        ready = _ready_pods(children, parts)
+        if not ready:
+            return Look(digest, None if kept is None else kept.reading)
+        if self._running >= AT_ONCE:
+            self._waiting.add(key)
+            wait_s = BUSY_RETRY_S + len(self._waiting) / BUSY_PER_S
+            return Look(digest, None if kept is None else kept.reading, wait_s)
+        self._waiting.discard(key)
+        failures = 0 if kept is None else kept.failures
+        # Not the same pod each time: one that is cut off must not speak for all.
+        address = ready[failures % len(ready)]["status"]["podIP"]
+        configs = planned_configs(parts[0])
+        reading = await self._read(address, digest, configs, spec)
+        kept = self._kept[key] = _Kept(reading)
+        if not reading.error:
+            return Look(digest, reading)
+        kept.failures = failures + 1
+        wait_s = min(FIRST_RETRY_S * 2.0 ** min(failures, 16), LAST_RETRY_S)
+        kept.not_before = self._clock() + wait_s
+        return Look(digest, reading, wait_s)
+
+    async def _read(self, address: str, digest: str, configs: Mapping[str, Any], spec: InferenceServiceSpec) -> Reading:
+        self._running += 1
+        try:
+            # A paused or invalid spec may name other models than the pods hold.
+            loaded = await self._server.read(address, [model.name for model in spec.models if model.name in configs])
+        except Unreadable as error:
+            return Reading(digest, error=str(error))
+        finally:
+            self._running -= 1
+        found = [
+            (model.name, differences(model, index, configs[model.name], loaded[model.name]))
+            for index, model in enumerate(spec.models)
+            if model.name in loaded
+        ]
+        models = tuple(
+            ReadModel(model.name, loaded[model.name].versions, loaded[model.name].config.max_batch_size)
+            for model in spec.models
+            if model.name in loaded
+        )
+        return Reading(digest, models, sentence(found))
+
+
+def _ready_pods(children: Mapping[str, list[Object]], parts: tuple[str, str]) -> list[Object]:
+    """Ready pods of exactly this template, oldest first; pods of a running rollout's old one say nothing of it."""
+    found = []
+    for pod in children.get("Pod", []):
+        status = pod.get("status") or {}
+        ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
+        lives = ready and status.get("podIP") and "deletionTimestamp" not in pod["metadata"]
+        if lives and revision(pod, names.PLAN_ANNOTATION, names.SERVER_CONTAINER) == parts:
+            found.append(pod)
+    return sorted(found, key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), pod["metadata"]["name"]))
