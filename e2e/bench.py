@@ -44,6 +44,7 @@ PEER = {
 TARGETS = {
     "deployment_1_s": 0.2, "deployment_100_p99_s": 2.0, "deployment_1000_last_s": 50.0, "start_1000_s": 20.0,
     "idle_core": 0.05, "rss_mib": 300.0, "lost_in_scale_down": 0,
+    "fetch_rss_mib": 150.0,
 }  # fmt: skip
 SIZES = (1, 100, 1000)
 NODE = "fake-node"
@@ -444,6 +445,11 @@ def show(figures: dict[str, Any]) -> None:
     row("queries per tick, all", figures.get("queries_per_tick_all"), unit="")
     row("load step → replicas patched", figures.get("step_to_patch_s"), None, 6.0)
     row("requests lost in scale-down", figures.get("lost_in_scale_down"), None, 0, "")
+    for key in ("fetch_https", "fetch_s3_fake_store", "fetch_s3_moto"):
+        fetched = figures.get(key) or {}
+        name = f"{key.replace('_', ' ')} ({fetched.get('bytes', 0) / (1 << 30):g} GiB)"
+        row(f"{name}: memory", fetched.get("rss_mib"), None, TARGETS["fetch_rss_mib"], "MiB")
+        row(f"{name}: rate", fetched.get("mib_per_s"), unit="MiB/s")
     Console().print(table)
 
 
@@ -490,6 +496,9 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--sizes", default="1,100,1000", help="numbers of services (default: %(default)s)")
     arguments.add_argument("--no-pods", action="store_true", help="leave out what needs real pods")
+    arguments.add_argument(
+        "--fetch-gib", type=float, default=10.0, help="size of a fetched file (default: %(default)s)"
+    )
     arguments.add_argument("--output", type=Path, default=ROOT / "build" / "bench.json")
     options = arguments.parse_args()
     sizes = tuple(int(size) for size in options.sizes.split(","))
@@ -500,6 +509,11 @@ def main() -> None:
         from bench_pods import pod_figures
 
         figures |= pod_figures()
+    if options.fetch_gib:
+        from bench_fetch import fetch_figures
+
+        say(f"fetching {options.fetch_gib:g} GiB over https and s3")
+        figures |= fetch_figures(int(options.fetch_gib * (1 << 30)))
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps({"figures": figures, "peer": PEER, "targets": TARGETS}, indent=1) + "\n")
     options.output.with_suffix(".html").write_text(page(figures))

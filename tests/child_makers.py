@@ -103,8 +103,13 @@ def make_pod(
     fetch: Mapping[str, Any] | None = None,
     triton: Mapping[str, Any] | None = None,
     deleted: bool = False,
+    ready_at: str | None = None,
+    of: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A pod of the service `vision` as the cache holds it; ready unless a container's status says otherwise."""
+    """A pod of the service `vision` as the cache holds it; ready unless a container's status says otherwise.
+
+    `ready_at` is the address of a pod that a kubelet calls ready; `of` is the Deployment that it was made from.
+    """
     status: dict[str, Any] = {"phase": "Pending" if unschedulable else phase}
     if unschedulable:
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": unschedulable}
@@ -119,12 +124,21 @@ def make_pod(
             {"name": names.SERVER_CONTAINER, "image": IMAGES.triton, "ready": True, "state": {"running": {}}}
             | dict(triton or {})
         ]
+    if ready_at is not None:
+        status["podIP"] = ready_at
+        status["conditions"] = [{"type": "Ready", "status": "True", "lastTransitionTime": created}]
+    template: Mapping[str, Any] = {} if of is None else of["spec"]["template"]
     metadata = {"name": name, "namespace": "default", "uid": f"uid-of-{name}", "creationTimestamp": created}
     if deleted:
         metadata["deletionTimestamp"] = "2026-01-01T01:00:00Z"
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {**metadata, "labels": names.pod_labels("vision")},
+        "metadata": {
+            **metadata,
+            "labels": names.pod_labels("vision"),
+            **({"annotations": dict(template["metadata"]["annotations"])} if template else {}),
+        },
+        **({"spec": {"containers": template["spec"]["containers"]}} if template else {}),
         "status": status,
     }

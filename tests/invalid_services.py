@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,10 +40,13 @@ class Invalid:
 MODEL = "spec.models[0]"
 BATCHED = {f"{MODEL}.maxBatchSize": 8, f"{MODEL}.batching": {}}
 INPUT = {"name": "input", "dataType": "FP32", "dims": [3]}
+CLAIM = {"claim": {"deviceClass": "gpu.nvidia.com"}}
 DIGEST_WORDS = "must be sha256: and 64 lower-case hexadecimal digits, as sha256sum prints them"
 DIMS_WORDS = "must be sizes of 1 or more, or -1 for a size that varies"
 PVC_WORDS = "must be pvc://CLAIM/PATH"
 IMAGE_WORDS = "must be image://REFERENCE#/PATH"
+S3_WORDS = "must be s3://BUCKET/KEY of an object"
+OCI_WORDS = "must be oci://REGISTRY/REPOSITORY@sha256:HEX"
 HTTPS_WORDS = "must be https://HOST/PATH or https://HOST:PORT/PATH of a single file"
 DOTS_WORDS = "must not hold '.' or '..' as a part of the path"
 NAME_WORDS = "must be at most 45 lower-case letters, digits and '-', begin with a letter"
@@ -57,6 +61,11 @@ QUANTITY_WORDS = "is not a quantity; write a number with an optional suffix"
 
 def uri(name: str, value: str, *words: str) -> Invalid:
     return Invalid(name, {f"{MODEL}.source.uri": value}, (f"{MODEL}.source.uri", *words))
+
+
+def source(name: str, field_name: str, value: Any, words: str, *, at: str = "", **others: Any) -> Invalid:
+    patch = {f"{MODEL}.source.{key}": other for key, other in {**others, field_name: value}.items()}
+    return Invalid(name, patch, (f"{MODEL}.source.{at or field_name}", words))
 
 
 def bad_type(name: str, path: str, value: Any, words: str) -> Invalid:
@@ -89,7 +98,7 @@ SHAPES = [
     Invalid("two models of one name", {"spec.models[1]": make_model()}, ("spec.models[1].name: is used twice",),
             ("spec.models[1]: Duplicate value",)),
     Invalid("a model without a source", {f"{MODEL}.source": None}, (f"{MODEL}.source: is required; add it",),
-            (f"{MODEL}.source: Required value",)),
+            (f"{MODEL}.source: Invalid value: is required; add it",)),
     Invalid("a source without a uri", {f"{MODEL}.source": {}}, (f"{MODEL}.source.uri: is required; add it",),
             (f"{MODEL}.source.uri: Required value",)),
     Invalid("a model without a name", {f"{MODEL}.name": None}, (f"{MODEL}.name: is required; add it",),
@@ -144,21 +153,21 @@ NAMES = [
 
 SOURCES = [
     Invalid("an unknown format", {f"{MODEL}.format": "Caffe"},
-            (f"{MODEL}.format: is not supported; use ONNX or Python",),
-            (f'{MODEL}.format: Unsupported value: "Caffe": supported values: "ONNX", "Python"',)),
+            (f"{MODEL}.format: is not supported; use ONNX, TensorRT, PyTorch",),
+            (f'{MODEL}.format: Unsupported value: "Caffe": supported values: "ONNX", "TensorRT", "PyTorch"',)),
     Invalid("a format in lower case", {f"{MODEL}.format": "onnx"}, (f"{MODEL}.format: is not supported",),
             (f'{MODEL}.format: Unsupported value: "onnx"',)),
     Invalid(
         "a scheme that isn't supported",
         {f"{MODEL}.source.uri": "ftp://host/model.onnx"},
-        (f'{MODEL}.source.uri: scheme "ftp" is not supported; use https, pvc or image',),
-        (f"{MODEL}.source.uri", "scheme is not supported; use https, pvc or image"),
+        (f'{MODEL}.source.uri: scheme "ftp" is not supported; use s3, gs, https, oci, pvc or image',),
+        (f"{MODEL}.source.uri", "scheme is not supported; use s3, gs, https, oci, pvc or image"),
     ),
     Invalid(
         "a plain path",
         {f"{MODEL}.source.uri": "/models/resnet"},
-        (f"{MODEL}.source.uri", "is not supported; use https, pvc or image"),
-        (f"{MODEL}.source.uri", "scheme is not supported; use https, pvc or image"),
+        (f"{MODEL}.source.uri", "is not supported; use s3, gs, https, oci, pvc or image"),
+        (f"{MODEL}.source.uri", "scheme is not supported; use s3, gs, https, oci, pvc or image"),
     ),
     Invalid(
         "http without encryption",
@@ -182,6 +191,52 @@ SOURCES = [
     uri("https with a control character", "https://host/a\x00b", HTTPS_WORDS),
     Invalid("https without a digest", {f"{MODEL}.source.uri": "https://host/model.onnx"},
             (f"{MODEL}.source.digest", "is required for https; add digest: sha256:HEX")),
+    uri("an object without a key", "s3://models", S3_WORDS),
+    uri("a bucket in capitals", "s3://Models/resnet", S3_WORDS),
+    uri("a key with a space", "s3://models/my model", S3_WORDS),
+    uri("a key that climbs", "s3://models/../other/model", DOTS_WORDS),
+    uri("a gs bucket of one letter", "gs://m/model", "must be gs://BUCKET/NAME"),
+    uri("an artifact without tag and digest", "oci://registry.example/models", OCI_WORDS),
+    uri("an artifact without a repository", f"oci://registry.example@{SHA256}", OCI_WORDS),
+    uri("an artifact in capitals", f"oci://registry.example/Models@{SHA256}", OCI_WORDS),
+    uri("an artifact by another digest", "oci://registry.example/models@md5:00", OCI_WORDS),
+    Invalid("an artifact by tag without a digest", {f"{MODEL}.source.uri": "oci://registry.example/models:1"},
+            (f"{MODEL}.source.digest", "is required for oci with a tag, which can be moved")),
+    Invalid("an artifact with two digests",
+            {f"{MODEL}.source.uri": f"oci://registry.example/models@{SHA256}",
+             f"{MODEL}.source.digest": "sha256:" + "0" * 64},
+            (f"{MODEL}.source.digest", "must be the one in the uri; remove one of them")),
+    source("a secret for a volume", "secretRef", {"name": "keys"}, "is for s3, gs, https and oci; remove it"),
+    source("a secret with a wrong name", "secretRef", {"name": "My Keys"}, "must be a Kubernetes name",
+           at="secretRef.name", uri="s3://models/m"),
+    source("an identity for a volume", "identity", "ServiceAccount", "is for s3 and gs without secretRef"),
+    source("an identity beside a secret", "identity", "ServiceAccount", "is for s3 and gs without secretRef",
+           uri="s3://models/m", secretRef={"name": "keys"}),
+    Invalid("an unknown identity", {f"{MODEL}.source.identity": "Admin"},
+            (f"{MODEL}.source.identity: is not supported; use Anonymous or ServiceAccount",),
+            (f'{MODEL}.source.identity: Unsupported value: "Admin"',)),
+    source("an endpoint for a volume", "endpoint", "https://minio.example", "is for s3 and gs; remove it"),
+    source("an endpoint with a path", "endpoint", "https://minio.example/x", "must be https://HOST",
+           uri="s3://models/m"),
+    source("an endpoint with a password", "endpoint", "https://a:b@minio.example", "must be https://HOST",
+           uri="s3://models/m"),
+    source("an endpoint without TLS and without a digest", "endpoint", "http://minio.example:9000",
+           "without TLS needs a digest", uri="s3://models/m"),
+    source("a gs key sent without TLS", "endpoint", "http://gs.example", "without TLS needs a digest",
+           uri="gs://models/m", digest=SHA256, secretRef={"name": "keys"}),
+    source("a region for https", "region", "eu-west-1", "is for s3; remove it",
+           uri="https://host/m.onnx", digest=SHA256),
+    source("a region of two words", "region", "eu west", "must be a region such as", uri="s3://models/m"),
+    source("authorities for a volume", "caRef", {"name": "ca"}, "is for s3, gs, https and oci; remove it"),
+    source("authorities under a hidden key", "caRef", {"name": "ca", "key": "../x"}, "must be a key of letters",
+           at="caRef.key", uri="s3://models/m"),
+    source("a proxy for a volume", "proxy", "http://proxy.example:3128", "is for s3, gs, https and oci; remove it"),
+    source("a proxy with a password", "proxy", "http://a:b@proxy.example:3128", "must be http://HOST:PORT",
+           uri="s3://models/m"),
+    source("an engine of a made-up version", "engine", {"tensorRT": "ten"}, "must be a TensorRT version such as",
+           at="engine.tensorRT"),
+    source("an engine of a made-up GPU", "engine", {"computeCapability": "Ampere"},
+           "must be a compute capability such as 8.6", at="engine.computeCapability"),
     Invalid("a digest that is too short", {f"{MODEL}.source.digest": "sha256:abc"},
             (f"{MODEL}.source.digest", DIGEST_WORDS)),
     Invalid("a digest that is one digit too long", {f"{MODEL}.source.digest": SHA256 + "0"},
@@ -241,8 +296,224 @@ BATCHING = [
     Invalid("no instances", {f"{MODEL}.instances.count": 0}, (f"{MODEL}.instances.count: must be at least 1",),
             (f"{MODEL}.instances.count", "should be greater than or equal to 1")),
     Invalid("instances on a TPU", {f"{MODEL}.instances.kind": "TPU"},
-            (f"{MODEL}.instances.kind: is not supported; use GPU or CPU",),
+            (f"{MODEL}.instances.kind: is not supported; use GPU, CPU or Model",),
             (f'{MODEL}.instances.kind: Unsupported value: "TPU"',)),
+]  # fmt: skip
+
+ENSEMBLE: dict[str, Any] = {
+    "name": "all",
+    "format": "Ensemble",
+    "inputs": [{"name": "raw", "dataType": "FP32", "dims": [3]}],
+    "outputs": [{"name": "end", "dataType": "FP32", "dims": [3]}],
+    "steps": [{"model": "resnet50", "inputs": {"input": "raw"}, "outputs": {"output": "end"}}],
+}
+SECOND = "spec.models[1]"
+
+
+def ensemble(name: str, patch: dict[str, Any], *says: str, server: tuple[str, ...] = ()) -> Invalid:
+    """A service with an ensemble after its member; paths are below the ensemble."""
+    below = {f"{SECOND}.{path}": value for path, value in patch.items()}
+    return Invalid(name, {SECOND: ENSEMBLE, **below}, says, server)
+
+
+ENSEMBLE_WORDS = "is not for an Ensemble, which only connects other models"
+INSTANCES = f"{MODEL}.instances"
+SEQUENCE = f"{MODEL}.sequence"
+STATE = {"inputName": "in", "outputName": "out", "dataType": "FP32", "dims": [2]}
+WARMUP = {"name": "first", "inputs": [{**INPUT, "data": "Zero"}]}
+
+MODELS = [
+    Invalid("a model file with a path", {f"{MODEL}.file": "v1/model.onnx"},
+            (f"{MODEL}.file", "must be a name of letters, digits and")),
+    Invalid("a hidden model file", {f"{MODEL}.file": ".model.onnx"},
+            (f"{MODEL}.file", "and not begin with a dot")),
+    Invalid("a file for vLLM", {f"{MODEL}.format": "vLLM", f"{MODEL}.file": "engine.json"},
+            (f"{MODEL}.file", "can't be chosen for vLLM, which reads model.json")),
+    Invalid("PyTorch without inputs", {f"{MODEL}.format": "PyTorch", f"{MODEL}.outputs": [INPUT]},
+            (f"{MODEL}.inputs", "are required for PyTorch, whose models don't tell them; add inputs such as {name:")),
+    Invalid("PyTorch without outputs", {f"{MODEL}.format": "PyTorch", f"{MODEL}.inputs": [INPUT]},
+            (f"{MODEL}.outputs", "are required for PyTorch", "add outputs such as {name: OUTPUT__0,")),
+    Invalid("a reshape to 0", {f"{MODEL}.inputs": [{**INPUT, "reshape": [3, 0]}]},
+            (f"{MODEL}.inputs[0].reshape", DIMS_WORDS)),
+    Invalid("an image of two sizes", {f"{MODEL}.inputs": [{**INPUT, "tensorFormat": "NCHW"}]},
+            (f"{MODEL}.inputs[0].tensorFormat", "needs dims of 3 sizes; correct dims or remove tensorFormat")),
+    Invalid("a format that isn't linear, of one size", {f"{MODEL}.outputs": [{**INPUT, "nonLinearFormat": True}]},
+            (f"{MODEL}.outputs[0].nonLinearFormat", "needs dims of 3 sizes")),
+    Invalid("a label file outside the model", {f"{MODEL}.outputs": [{**INPUT, "labelFile": "../labels.txt"}]},
+            (f"{MODEL}.outputs[0].labelFile", "must be a relative path of letters")),
+    Invalid("an absolute label file", {f"{MODEL}.outputs": [{**INPUT, "labelFile": "/etc/passwd"}]},
+            (f"{MODEL}.outputs[0].labelFile", "must be a relative path of letters")),
+    Invalid("priorities without a highest number", {**BATCHED, f"{MODEL}.batching.defaultPriority": 1},
+            (f"{MODEL}.batching.defaultPriority", "must be at most priorityLevels; lower it or set priorityLevels")),
+    Invalid("a default priority below the lowest",
+            {**BATCHED, f"{MODEL}.batching": {"priorityLevels": 2, "defaultPriority": 3}},
+            (f"{MODEL}.batching.defaultPriority", "must be at most priorityLevels")),
+    Invalid("33 priorities", {**BATCHED, f"{MODEL}.batching.priorityLevels": 33},
+            (f"{MODEL}.batching.priorityLevels: must be at most 32",),
+            (f"{MODEL}.batching.priorityLevels", "should be less than or equal to 32")),
+    Invalid("order across priorities",
+            {**BATCHED, f"{MODEL}.batching": {"priorityLevels": 2, "preserveOrdering": True}},
+            (f"{MODEL}.batching.preserveOrdering", "can't be kept across priorities; set it to false")),
+    Invalid("a queue's level without priorities", {**BATCHED, f"{MODEL}.queue": {"levels": [{"priority": 1}]}},
+            (f"{MODEL}.queue.levels", "must each have a priority of at most batching.priorityLevels")),
+    Invalid("a queue's level below the lowest priority",
+            {**BATCHED, f"{MODEL}.batching.priorityLevels": 2, f"{MODEL}.queue": {"levels": [{"priority": 3}]}},
+            (f"{MODEL}.queue.levels", "must each have a priority of at most batching.priorityLevels")),
+    Invalid("a queue's level twice",
+            {**BATCHED, f"{MODEL}.batching.priorityLevels": 2,
+             f"{MODEL}.queue": {"levels": [{"priority": 1}, {"priority": 1}]}},
+            (f"{MODEL}.queue.levels[1].priority: is used twice; give each entry a priority of its own",),
+            (f"{MODEL}.queue.levels[1]: Duplicate value",)),
+    Invalid("a delay without a time-out", {**BATCHED, f"{MODEL}.queue": {"timeoutAction": "Delay"}},
+            (f"{MODEL}.queue.timeoutAction", "Delay needs a timeout; set timeout or allowTimeoutOverride")),
+    Invalid("CPU instances with GPUs", {INSTANCES: {"kind": "CPU", "gpus": [0]}},
+            (f"{INSTANCES}.gpus", "are for kind GPU; remove gpus or kind")),
+    Invalid("a GPU twice", {INSTANCES: {"gpus": [0, 0]}}, (f"{INSTANCES}.gpus[1]: is listed twice; remove one",),
+            (f"{INSTANCES}.gpus[1]: Duplicate value",)),
+    Invalid("a GPU of the future", {INSTANCES: {"gpus": [16]}}, (f"{INSTANCES}.gpus[0]: must be at most 15",),
+            (f"{INSTANCES}.gpus[0]", "should be less than or equal to 15")),
+    Invalid("a profile by name", {f"{MODEL}.format": "TensorRT", INSTANCES: {"profiles": ["small"]}},
+            (f"{INSTANCES}.profiles[0]", "must be the number of an optimization profile")),
+    Invalid("instances and groups", {INSTANCES: {"count": 2}, f"{MODEL}.instanceGroups": [{"name": "a"}]},
+            (INSTANCES, "and instanceGroups exclude each other; move what instances says into a group")),
+    Invalid("GPU instances of a group without an accelerator",
+            {f"{MODEL}.instanceGroups": [{"name": "a", "kind": "GPU"}], "spec.accelerator.count": 0},
+            ("spec.accelerator.count", "must be 1 or more when a model has instances.kind GPU")),
+    Invalid("two groups of one name", {f"{MODEL}.instanceGroups": [{"name": "a"}, {"name": "a"}]},
+            (f"{MODEL}.instanceGroups[1].name: is used twice",), (f"{MODEL}.instanceGroups[1]: Duplicate value",)),
+    Invalid("no priority under the rate limiter", {INSTANCES: {"rateLimiter": {"priority": 0}}},
+            (f"{INSTANCES}.rateLimiter.priority: must be at least 1",),
+            (f"{INSTANCES}.rateLimiter.priority", "should be greater than or equal to 1")),
+    Invalid("a sequence and batching", {**BATCHED, SEQUENCE: {}},
+            (SEQUENCE, "and batching exclude each other; keep one of them")),
+    Invalid("oldest sequences with a slot's utilization",
+            {SEQUENCE: {"strategy": "Oldest", "minimumSlotUtilization": 0.5}},
+            (f"{SEQUENCE}.minimumSlotUtilization", "is of strategy Direct; set strategy: Direct or remove it")),
+    Invalid("more than all slots", {SEQUENCE: {"minimumSlotUtilization": 1.5}},
+            (f"{SEQUENCE}.minimumSlotUtilization: must be at most 1",),
+            (f"{SEQUENCE}.minimumSlotUtilization", "should be less than or equal to 1")),
+    Invalid("direct sequences with candidates", {SEQUENCE: {"maxCandidates": 4}},
+            (f"{SEQUENCE}.maxCandidates", "is of strategy Oldest; set strategy: Oldest or remove it")),
+    Invalid("direct sequences with preferred sizes", {f"{MODEL}.maxBatchSize": 4, SEQUENCE: {"preferredSizes": [2]}},
+            (f"{SEQUENCE}.preferredSizes", "are of strategy Oldest; set strategy: Oldest or remove them")),
+    Invalid("direct sequences in order", {SEQUENCE: {"preserveOrdering": True}},
+            (f"{SEQUENCE}.preserveOrdering", "is of strategy Oldest; set strategy: Oldest or remove it")),
+    Invalid("a sequence's preferred size above maxBatchSize",
+            {f"{MODEL}.maxBatchSize": 4, SEQUENCE: {"strategy": "Oldest", "preferredSizes": [8]}},
+            (f"{SEQUENCE}.preferredSizes", "must each be at most maxBatchSize")),
+    Invalid("a control of another type",
+            {SEQUENCE: {"controls": [{"tensor": "s", "kind": "Start", "dataType": "INT64"}]}},
+            (f"{SEQUENCE}.controls[0].dataType", "must be INT32, FP32 or BOOL, or for kind CorrelationID UINT64")),
+    Invalid("an ID of another type",
+            {SEQUENCE: {"controls": [{"tensor": "s", "kind": "CorrelationID", "dataType": "FP32"}]}},
+            (f"{SEQUENCE}.controls[0].dataType", "must be INT32, FP32 or BOOL, or for kind CorrelationID UINT64")),
+    Invalid("a control without its other value",
+            {SEQUENCE: {"controls": [{"tensor": "s", "kind": "Start", "falseTrue": [1]}]}},
+            (f"{SEQUENCE}.controls[0].falseTrue", "must be two numbers, for false and for true")),
+    Invalid("an ID that is false or true",
+            {SEQUENCE: {"controls": [{"tensor": "s", "kind": "CorrelationID", "falseTrue": [0, 1]}]}},
+            (f"{SEQUENCE}.controls[0].falseTrue", "and none for kind CorrelationID")),
+    Invalid("a whole control of fractions",
+            {SEQUENCE: {"controls": [{"tensor": "s", "kind": "Start", "falseTrue": [0, 0.5]}]}},
+            (f"{SEQUENCE}.controls[0].falseTrue", "must be whole numbers unless dataType is FP32")),
+    Invalid("a true of 2",
+            {SEQUENCE: {"controls": [{"tensor": "s", "kind": "End", "dataType": "BOOL", "falseTrue": [0, 2]}]}},
+            (f"{SEQUENCE}.controls[0].falseTrue", "must be 0 and 1 in either order with dataType BOOL")),
+    Invalid("two starts",
+            {SEQUENCE: {"controls": [{"tensor": "a", "kind": "Start"}, {"tensor": "b", "kind": "Start"}]}},
+            (f"{SEQUENCE}.controls[1].kind: is used twice; give each entry a kind of its own",),
+            (f"{SEQUENCE}.controls[1]: Duplicate value",)),
+    Invalid("a state of size 0", {SEQUENCE: {"states": [{**STATE, "dims": [0]}]}},
+            (f"{SEQUENCE}.states[0].dims", DIMS_WORDS)),
+    Invalid("a state that grows alone", {SEQUENCE: {"states": [{**STATE, "growableMemory": True}]}},
+            (f"{SEQUENCE}.states[0].growableMemory", "needs sameBuffer; set sameBuffer to true or remove")),
+    Invalid("two beginnings of a state",
+            {SEQUENCE: {"states": [{**STATE, "initial": [{"name": "a", "dataType": "FP32", "dims": [2]}] * 2}]}},
+            (f"{SEQUENCE}.states[0].initial: must have at most 1 entries",),
+            (f"{SEQUENCE}.states[0].initial: Too many",)),
+    Invalid("a beginning from no file",
+            {SEQUENCE: {"states": [{**STATE, "initial": [{"name": "a", "dataType": "FP32", "dims": [2],
+                                                          "data": "File"}]}]}},
+            (f"{SEQUENCE}.states[0].initial[0].file", "is required with data File, and for nothing else")),
+    Invalid("a cache for many answers", {f"{MODEL}.responseCache": True, f"{MODEL}.decoupled": True,
+                                         "spec.runtime.responseCache": {"local": {"size": "1Mi"}}},
+            (f"{MODEL}.responseCache", "doesn't work with decoupled, whose answers are many")),
+    Invalid("a cache for sequences", {f"{MODEL}.responseCache": True, SEQUENCE: {},
+                                      "spec.runtime.responseCache": {"local": {"size": "1Mi"}}},
+            (f"{MODEL}.responseCache", "doesn't work with sequence, whose answers depend on earlier requests")),
+    Invalid("a cache that the server hasn't", {f"{MODEL}.responseCache": True},
+            ("spec.runtime.responseCache", "is required when a model has responseCache; add responseCache: {local:")),
+    Invalid("a model of no memory", {f"{MODEL}.acceleratorMemory": "0"},
+            (f"{MODEL}.acceleratorMemory", "must be from 1Mi to 64Ti")),
+    Invalid("a warm-up from no file", {f"{MODEL}.warmup": [{"name": "a", "inputs": [{**INPUT, "data": "File"}]}]},
+            (f"{MODEL}.warmup[0].inputs[0].file", "is required with data File, and for nothing else")),
+    Invalid("a warm-up of zeros from a file",
+            {f"{MODEL}.warmup": [{"name": "a", "inputs": [{**INPUT, "file": "x.bin"}]}]},
+            (f"{MODEL}.warmup[0].inputs[0].file", "is required with data File, and for nothing else")),
+    Invalid("a warm-up file elsewhere",
+            {f"{MODEL}.warmup": [{"name": "a", "inputs": [{**INPUT, "data": "File", "file": "../1/model.onnx"}]}]},
+            (f"{MODEL}.warmup[0].inputs[0].file", "must be a relative path of letters")),
+    Invalid("a warm-up of unknown size", {f"{MODEL}.warmup": [{"name": "a", "inputs": [{**INPUT, "dims": [-1]}]}]},
+            (f"{MODEL}.warmup[0].inputs[0].dims[0]: must be at least 1",),
+            (f"{MODEL}.warmup[0].inputs[0].dims[0]", "should be greater than or equal to 1")),
+    Invalid("two warm-ups of one name", {f"{MODEL}.warmup": [WARMUP, WARMUP]},
+            (f"{MODEL}.warmup[1].name: is used twice",), (f"{MODEL}.warmup[1]: Duplicate value",)),
+    Invalid("TensorRT inside Python",
+            {f"{MODEL}.format": "Python", f"{MODEL}.optimization": {"tensorRT": {}}},
+            (f"{MODEL}.optimization.tensorRT", "is for format ONNX; remove it")),
+    Invalid("OpenVINO inside OpenVINO",
+            {f"{MODEL}.format": "OpenVINO", f"{MODEL}.optimization": {"openVINO": {}}},
+            (f"{MODEL}.optimization.openVINO", "is for format ONNX; remove it, or use format OpenVINO")),
+    Invalid("CUDA graphs of ONNX", {f"{MODEL}.optimization": {"cudaGraphs": {}}},
+            (f"{MODEL}.optimization.cudaGraphs", "are for format TensorRT; remove them")),
+    Invalid("a precision said twice",
+            {f"{MODEL}.optimization": {"tensorRT": {"parameters": {"precision_mode": "FP16"}}}},
+            (f"{MODEL}.optimization.tensorRT.parameters", "must not repeat what precision, workspace and engineCache")),
+    Invalid("plug-ins of any path",
+            {f"{MODEL}.optimization": {"tensorRT": {"parameters": {"trt_extra_plugin_lib_paths": "/x.so"}}}},
+            (f"{MODEL}.optimization.tensorRT.parameters", "must not have trt_extra_plugin_lib_paths, which loads")),
+    Invalid("a workspace of a kilobyte", {f"{MODEL}.optimization": {"tensorRT": {"workspace": "1k"}}},
+            (f"{MODEL}.optimization.tensorRT.workspace", "must be from 1Mi to 64Gi")),
+    Invalid("all versions, three of them", {f"{MODEL}.versions": {"policy": "All", "count": 3}},
+            (f"{MODEL}.versions.count", "is of policy Latest; remove it or use Latest")),
+    Invalid("specific versions without numbers", {f"{MODEL}.versions": {"policy": "Specific"}},
+            (f"{MODEL}.versions.numbers", "are required with policy Specific, and for nothing else")),
+    Invalid("the latest versions by number", {f"{MODEL}.versions": {"numbers": [1]}},
+            (f"{MODEL}.versions.numbers", "are required with policy Specific, and for nothing else")),
+    Invalid("version 0", {f"{MODEL}.versions": {"policy": "Specific", "numbers": [0]}},
+            (f"{MODEL}.versions.numbers[0]: must be at least 1",),
+            (f"{MODEL}.versions.numbers[0]", "should be greater than or equal to 1")),
+    Invalid("a further field that is none", {f"{MODEL}.config": {"batch_inputs": []}},
+            (f"{MODEL}.config.batch_inputs: is not a field of ModelConfig; did you mean batch_input?",),
+            (f'unknown field "{MODEL}.config.batch_inputs"',)),
+    Invalid("a further field that the spec has",
+            {f"{MODEL}.config": {"dynamic_batching": {"preferred_batch_size": [1]}}},
+            (f"{MODEL}.config.dynamic_batching: is what the model's batching and queue say in the spec",
+             "set batching and queue instead"),
+            (f'unknown field "{MODEL}.config.dynamic_batching"',)),
+    Invalid("a further field of another type", {f"{MODEL}.config": {"metric_tags": {"a": 1}}},
+            (f"{MODEL}.config.metric_tags.a: must be text; put it in quotes",),
+            (f"{MODEL}.config.metric_tags.a", "must be of type string")),
+    Invalid("steps of a model", {f"{MODEL}.steps": ENSEMBLE["steps"]},
+            (f"{MODEL}.steps", "are required with format Ensemble, and for nothing else")),
+    ensemble("an ensemble without steps", {"steps": None},
+             f"{SECOND}.steps", "are required with format Ensemble, and for nothing else"),
+    ensemble("an ensemble with a source", {"source": {"uri": "pvc://models/all"}}, f"{SECOND}.source", ENSEMBLE_WORDS),
+    ensemble("an ensemble with instances", {"instances": {"count": 2}}, f"{SECOND}.instances", ENSEMBLE_WORDS),
+    ensemble("an ensemble with batching", {"batching": {}, "maxBatchSize": 1}, f"{SECOND}.batching", ENSEMBLE_WORDS),
+    ensemble("an ensemble with a sequence", {"sequence": {}}, f"{SECOND}.sequence", ENSEMBLE_WORDS),
+    ensemble("an ensemble with a warm-up", {"warmup": [{"name": "a"}]}, f"{SECOND}.warmup", ENSEMBLE_WORDS),
+    ensemble("an ensemble with a file", {"file": "model.onnx"}, f"{SECOND}.file", ENSEMBLE_WORDS),
+    ensemble("a decoupled ensemble", {"decoupled": True}, f"{SECOND}.decoupled", ENSEMBLE_WORDS),
+    ensemble("a step without tensors", {"steps[0].inputs": {}},
+             f"{SECOND}.steps[0].inputs: must have at least 1 entry",
+             server=(f"{SECOND}.steps[0].inputs", "should have at least 1 properties")),
+    ensemble("a step without a model", {"steps[0].model": None}, f"{SECOND}.steps[0].model: is required",
+             server=(f"{SECOND}.steps[0].model: Required value",)),
+    ensemble("a step of version 0", {"steps[0].version": 0}, f"{SECOND}.steps[0].version: must be at least 1",
+             server=(f"{SECOND}.steps[0].version", "should be greater than or equal to 1")),
+    ensemble("33 steps", {"steps": ENSEMBLE["steps"] * 33}, f"{SECOND}.steps: must have at most 32 entries",
+             server=(f"{SECOND}.steps: Too many",)),
 ]  # fmt: skip
 
 PLACES = [
@@ -258,6 +529,49 @@ PLACES = [
             ("spec.accelerator.resource", "must be an extended resource such as nvidia.com/gpu")),
     Invalid("a product with a space", {"spec.accelerator.products": ["NVIDIA L4"]},
             ("spec.accelerator.products[0]", "must be a value of the node label nvidia.com/gpu.product")),
+    Invalid("two MIG devices", {"spec.accelerator": {"resource": "nvidia.com/mig-1g.5gb", "count": 2}},
+            ("spec.accelerator.count", "must be at most 1 with a MIG profile", "a process sees one MIG device only")),
+    Invalid("two shares of an accelerator", {"spec.accelerator": {"resource": "nvidia.com/gpu.shared", "count": 2}},
+            ("spec.accelerator.count", "must be at most 1 with a shared accelerator")),
+    Invalid("a product of another vendor",
+            {"spec.accelerator": {"resource": "amd.com/gpu", "products": ["AMD-Instinct-MI300X"]}},
+            ("spec.accelerator.products", "needs an nvidia.com resource", "placement.nodeSelector")),
+    Invalid("memory of another vendor", {"spec.accelerator": {"resource": "habana.ai/gaudi", "memory": "80Gi"}},
+            ("spec.accelerator.memory", "needs an nvidia.com resource", "placement.nodeSelector")),
+    Invalid("a compute capability of another vendor",
+            {"spec.accelerator": {"resource": "amd.com/gpu", "computeCapability": "8.0"}},
+            ("spec.accelerator.computeCapability", "needs an nvidia.com resource", "placement.nodeSelector")),
+    Invalid("no memory at all", {"spec.accelerator.memory": "0"},
+            ("spec.accelerator.memory", "must be from 1Mi to 64Ti")),
+    Invalid("a compute capability of one number", {"spec.accelerator.computeCapability": "8"},
+            ("spec.accelerator.computeCapability", "must be a compute capability such as 8.0; put it in quotes")),
+    bad_type("a compute capability without quotes", "spec.accelerator.computeCapability", 8.6,
+             "must be text; put it in quotes"),
+    Invalid("a claim and a resource", {"spec.accelerator": {**CLAIM, "resource": "nvidia.com/mig-1g.5gb"}},
+            ("spec.accelerator.resource", "must be left out with claim")),
+    Invalid("a claim and a count", {"spec.accelerator": {**CLAIM, "count": 2}},
+            ("spec.accelerator.count", "must be left out with claim; write claim.count")),
+    Invalid("a claim and no accelerator", {"spec.accelerator": {**CLAIM, "count": 0}},
+            ("spec.accelerator.count", "must be left out with claim; write claim.count")),
+    Invalid("a claim and products", {"spec.accelerator": {**CLAIM, "products": ["NVIDIA-L4"]}},
+            ("spec.accelerator.products", "must be empty with claim", "write a selector")),
+    Invalid("a claim and memory", {"spec.accelerator": {**CLAIM, "memory": "24Gi"}},
+            ("spec.accelerator.memory", "must be left out with claim", "write a selector")),
+    Invalid("a claim and a compute capability", {"spec.accelerator": {**CLAIM, "computeCapability": "8.0"}},
+            ("spec.accelerator.computeCapability", "must be left out with claim", "write a selector")),
+    Invalid("a claim without a class", {"spec.accelerator.claim": {}},
+            ("spec.accelerator.claim.deviceClass: is required; add it",),
+            ("spec.accelerator.claim.deviceClass: Required value",)),
+    Invalid("a claim of no device", {"spec.accelerator.claim": {"deviceClass": "gpu.nvidia.com", "count": 0}},
+            ("spec.accelerator.claim.count: must be at least 1",),
+            ("spec.accelerator.claim.count", "should be greater than or equal to 1")),
+    Invalid("nine selectors",
+            {"spec.accelerator.claim": {"deviceClass": "gpu.nvidia.com", "selectors": ["true"] * 9}},
+            ("spec.accelerator.claim.selectors: must have at most 8 entries",),
+            ("spec.accelerator.claim.selectors: Too many",)),
+    Invalid("an empty selector", {"spec.accelerator.claim": {"deviceClass": "gpu.nvidia.com", "selectors": [""]}},
+            ("spec.accelerator.claim.selectors[0]: must not be empty",),
+            ("spec.accelerator.claim.selectors[0]", "should be at least 1 chars long")),
     Invalid("an image with a space", {"spec.runtime.image": "triton latest"},
             ("spec.runtime.image", "must be an image reference such as")),
     Invalid("an image that is an option", {"spec.runtime.image": "--privileged"},
@@ -294,6 +608,119 @@ PLACES = [
             ('spec.placement.topologySpread: Unsupported value: "Rack"',)),
     Invalid("a priority class in capitals", {"spec.placement.priorityClassName": "High"},
             ("spec.placement.priorityClassName", "must be a Kubernetes name")),
+]  # fmt: skip
+
+RUNTIME = [
+    Invalid("a release that is a version", {"spec.runtime.release": "2.51"},
+            ("spec.runtime.release", "must be a release of Triton such as 24.10")),
+    Invalid("a response cache of both kinds",
+            {"spec.runtime.responseCache": {"local": {"size": "64Mi"}, "redis": {"host": "redis"}}},
+            ("spec.runtime.responseCache.local", "must be set, or redis, and not both; keep one of the two")),
+    Invalid("a response cache of no kind", {"spec.runtime.responseCache": {}},
+            ("spec.runtime.responseCache.local", "must be set, or redis")),
+    Invalid("a response cache as large as the memory", {"spec.runtime.responseCache": {"local": {"size": "3840Mi"}}},
+            ("spec.runtime.responseCache.local.size", "must be less than resources.memory, together with")),
+    Invalid("a response cache of a kilobyte", {"spec.runtime.responseCache": {"local": {"size": "1k"}}},
+            ("spec.runtime.responseCache.local.size", "must be from 1Mi to 1Ti")),
+    Invalid("Redis with its port in the host", {"spec.runtime.responseCache": {"redis": {"host": "redis:6379"}}},
+            ("spec.runtime.responseCache.redis.host", "without scheme and port; set the port in port")),
+    Invalid("Redis with further settings in the host",
+            {"spec.runtime.responseCache": {"redis": {"host": "redis,password=x"}}},
+            ("spec.runtime.responseCache.redis.host", "must be a host name")),
+    Invalid("authorities without TLS",
+            {"spec.runtime.responseCache": {"redis": {"host": "redis", "tls": False, "caRef": {"name": "ca"}}}},
+            ("spec.runtime.responseCache.redis.caRef", "needs tls; set tls: true or remove caRef")),
+    Invalid("Redis waited for too long", {"spec.runtime.responseCache": {"redis": {"host": "redis", "timeout": "11s"}}},
+            ("spec.runtime.responseCache.redis.timeout", "must be from 1ms to 10s")),
+    Invalid("a resource of the rate limiter with a colon",
+            {"spec.runtime.rateLimiter": {"resources": [{"name": "R1:9", "count": 1}]}},
+            ("spec.runtime.rateLimiter.resources[0].name", "must be letters, digits, '_', '.' and '-'")),
+    Invalid("a resource of the rate limiter twice, in two cases",
+            {"spec.runtime.rateLimiter": {"resources": [{"name": "R1", "count": 1}, {"name": "r1", "count": 2}]}},
+            ("spec.runtime.rateLimiter.resources", "must hold each name once for each gpu")),
+    Invalid("a pool that is no quantity", {"spec.runtime.memoryPools": {"pinned": "-1"}},
+            ("spec.runtime.memoryPools.pinned", QUANTITY_WORDS), ("spec.runtime.memoryPools.pinned", "Invalid value")),
+    Invalid("a pool of two tebibytes", {"spec.runtime.memoryPools": {"cudaPerGPU": "2Ti"}},
+            ("spec.runtime.memoryPools.cudaPerGPU", "must be from 0 to 1Ti")),
+    Invalid("pinned memory as large as the memory", {"spec.runtime.memoryPools": {"pinned": "3840Mi"}},
+            ("spec.runtime.memoryPools.pinned", "must be less than resources.memory, together with")),
+    Invalid("a pool on no accelerator",
+            {"spec.runtime.memoryPools": {"cudaPerGPU": "1Mi"}, "spec.accelerator.count": 0},
+            ("spec.runtime.memoryPools.cudaPerGPU", "needs an accelerator; remove it, or raise")),
+    Invalid("states on no accelerator",
+            {"spec.runtime.memoryPools": {"statePerGPU": "1Mi"}, "spec.accelerator.count": 0},
+            ("spec.runtime.memoryPools.statePerGPU", "needs an accelerator; remove it, or raise")),
+    Invalid("a resource of an accelerator that the pod hasn't",
+            {"spec.runtime.rateLimiter": {"resources": [{"name": "R", "count": 1, "gpu": 1}]}},
+            ("spec.runtime.rateLimiter.resources", "must each have a gpu below the number of the pod's accelerators")),
+    Invalid("no HTTP threads", {"spec.runtime.threads": {"http": 0}},
+            ("spec.runtime.threads.http: must be at least 1",),
+            ("spec.runtime.threads.http", "should be greater than or equal to 1")),
+    Invalid("a request of a kilobyte", {"spec.runtime.maxRequestSize": "1k"},
+            ("spec.runtime.maxRequestSize", "must be from 1Mi to 2047Mi")),
+    Invalid("an unknown log format", {"spec.runtime.logging": {"format": "JSON"}},
+            ("spec.runtime.logging.format: is not supported; use ISO8601 or Default",),
+            ('spec.runtime.logging.format: Unsupported value: "JSON"',)),
+    Invalid("quantiles without summaries", {"spec.runtime.metrics": {"quantiles": [0.5]}},
+            ("spec.runtime.metrics.quantiles", "need summaries; set summaries: true or remove quantiles")),
+    Invalid("a quantile twice", {"spec.runtime.metrics": {"summaries": True, "quantiles": [0.5, 0.5]}},
+            ("spec.runtime.metrics.quantiles[1]: is listed twice; remove one",),
+            ("spec.runtime.metrics.quantiles[1]: Duplicate value",)),
+    Invalid("a quantile in percent", {"spec.runtime.metrics": {"summaries": True, "quantiles": [99]}},
+            ("spec.runtime.metrics.quantiles[0]: must be at most 0.9999",),
+            # the server writes the bound without its fraction
+            ("spec.runtime.metrics.quantiles[0]", "should be less than or equal to")),
+    Invalid("metrics every millisecond", {"spec.runtime.metrics": {"interval": "1ms"}},
+            ("spec.runtime.metrics.interval", "must be from 100ms to 1m")),
+    Invalid("no counters for the autoscaler", {"spec.runtime.metrics": {"counters": False}},
+            ("spec.runtime.metrics.counters", "must be true unless scaling.mode is External")),
+    Invalid("traces to a host without a scheme", {"spec.runtime.tracing": {"endpoint": "otel:4318"}},
+            ("spec.runtime.tracing.endpoint", "must be http://HOST:PORT or https://HOST:PORT")),
+    Invalid("traces with a further setting in the endpoint",
+            {"spec.runtime.tracing": {"endpoint": "http://otel/v1,level=TENSORS"}},
+            ("spec.runtime.tracing.endpoint", "must be http://HOST:PORT")),
+    Invalid("none of the requests is traced", {"spec.runtime.tracing": {"endpoint": "http://otel:4318", "rate": 0}},
+            ("spec.runtime.tracing.rate: must be at least 1",),
+            ("spec.runtime.tracing.rate", "should be greater than or equal to 1")),
+    Invalid("an attribute with an equals sign",
+            {"spec.runtime.tracing": {"endpoint": "http://otel:4318", "resource": {"team": "a=b"}}},
+            ("spec.runtime.tracing.resource.team", "must be letters, digits, inner spaces and"),
+            ("spec.runtime.tracing.resource[team]", "must be letters, digits, inner spaces and")),
+    Invalid("an attribute's key with a comma",
+            {"spec.runtime.tracing": {"endpoint": "http://otel:4318", "resource": {"a,b": "c"}}},
+            ("spec.runtime.tracing.resource", "must have keys such as service.name")),
+    Invalid("shared memory for everybody", {"spec.runtime.clientSharedMemory": "Enabled"},
+            ("spec.runtime.clientSharedMemory: is not supported; use Disabled or SamePod",),
+            ('spec.runtime.clientSharedMemory: Unsupported value: "Enabled"',)),
+    Invalid("a backend in capitals", {"spec.runtime.backends": [{"name": "Python", "settings": {"a": "b"}}]},
+            ("spec.runtime.backends[0].name", "must be a backend such as onnxruntime")),
+    Invalid("a backend without settings", {"spec.runtime.backends": [{"name": "python", "settings": {}}]},
+            ("spec.runtime.backends[0].settings: must have at least 1 entry",),
+            ("spec.runtime.backends[0].settings", "should have at least 1 properties")),
+    Invalid("a backend twice",
+            {"spec.runtime.backends": [{"name": "python", "settings": {"a": "b"}}] * 2},
+            ("spec.runtime.backends[1].name: is used twice",), ("spec.runtime.backends[1]: Duplicate value",)),
+    Invalid("a backend's setting with a comma",
+            {"spec.runtime.backends": [{"name": "tensorrt", "settings": {"plugins": "a.so,b=c"}}]},
+            ("spec.runtime.backends[0].settings.plugins", "must be letters, digits, inner spaces and"),
+            ("spec.runtime.backends[0].settings[plugins]", "must be letters, digits, inner spaces and")),
+    Invalid("a backend's setting that Kubernetes would expand",
+            {"spec.runtime.backends": [{"name": "tensorrt", "settings": {"plugins": "$(CONCH_POD_UID)"}}]},
+            ("spec.runtime.backends[0].settings.plugins", "must be letters, digits, inner spaces and"),
+            ("spec.runtime.backends[0].settings[plugins]", "must be letters, digits, inner spaces and")),
+    Invalid("backends from elsewhere",
+            {"spec.runtime.backends": [{"name": "python", "settings": {"backend-directory": "/models/m/1"}}]},
+            ("spec.runtime.backends[0].settings", "must not hold backend-directory")),
+    Invalid("a model cache of both kinds", {"spec.runtime.modelCache": {"hostPath": "/var/x", "claimName": "x"}},
+            ("spec.runtime.modelCache.hostPath", "must be set, or claimName, and not both; keep one of the two")),
+    Invalid("a model cache without a place", {"spec.runtime.modelCache": {"size": "1Gi"}},
+            ("spec.runtime.modelCache.hostPath", "must be set, or claimName")),
+    Invalid("a model cache that climbs", {"spec.runtime.modelCache": {"hostPath": "/var/../etc"}},
+            ("spec.runtime.modelCache.hostPath", "must not hold '.' or '..' as a part of the path")),
+    Invalid("a model cache in a relative folder", {"spec.runtime.modelCache": {"hostPath": "var/cache"}},
+            ("spec.runtime.modelCache.hostPath", "must be an absolute path on the nodes")),
+    Invalid("a model cache of nothing", {"spec.runtime.modelCache": {"hostPath": "/var/x", "size": "0"}},
+            ("spec.runtime.modelCache.size", "must be from 1Mi to 64Ti")),
 ]  # fmt: skip
 
 SCALING = [
@@ -350,18 +777,58 @@ PARAMETERS = [
 # Every field that takes text: where it is, and what a hostile text is answered with.
 TEXT_FIELDS: dict[str, tuple[str, ...]] = {
     f"{MODEL}.name": (MODEL_NAME_WORDS,),
-    f"{MODEL}.format": ("is not supported; use ONNX or Python",),
-    f"{MODEL}.source.uri": ("is not supported; use https, pvc or image",),
+    f"{MODEL}.format": ("is not supported; use ONNX, TensorRT, PyTorch",),
+    f"{MODEL}.source.uri": ("is not supported; use s3, gs, https, oci, pvc or image",),
     f"{MODEL}.source.digest": (DIGEST_WORDS,),
     f"{MODEL}.inputs[0].name": (TENSOR_NAME_WORDS,),
     f"{MODEL}.inputs[0].dataType": ("is not supported; use BOOL",),
-    f"{MODEL}.instances.kind": ("is not supported; use GPU or CPU",),
+    f"{MODEL}.instances.kind": ("is not supported; use GPU, CPU or Model",),
     f"{MODEL}.batching.maxQueueDelay": (DURATION_WORDS,),
     f"{MODEL}.queue.timeout": (DURATION_WORDS,),
+    f"{MODEL}.queue.timeoutAction": ("is not supported; use Reject or Delay",),
+    f"{MODEL}.file": ("must be a name of letters, digits and",),
+    f"{MODEL}.outputs[0].labelFile": ("must be a relative path",),
+    f"{MODEL}.instanceGroups[0].name": (MODEL_NAME_WORDS,),
+    f"{MODEL}.instanceGroups[0].profiles[0]": ("must be the number of an optimization profile",),
+    f"{MODEL}.sequence.idleTimeout": (DURATION_WORDS,),
+    f"{MODEL}.sequence.controls[0].tensor": (TENSOR_NAME_WORDS,),
+    f"{MODEL}.sequence.states[0].inputName": (TENSOR_NAME_WORDS,),
+    f"{MODEL}.sequence.states[0].initial[0].file": ("must be a relative path",),
+    f"{MODEL}.acceleratorMemory": (QUANTITY_WORDS,),
+    f"{MODEL}.warmup[0].name": (MODEL_NAME_WORDS,),
+    f"{MODEL}.warmup[0].inputs[0].file": ("must be a relative path",),
+    f"{MODEL}.optimization.tensorRT.workspace": (QUANTITY_WORDS,),
+    f"{SECOND}.steps[0].name": (MODEL_NAME_WORDS,),
+    f"{SECOND}.steps[0].model": (MODEL_NAME_WORDS,),
+    f"{SECOND}.steps[0].inputs.input": (TENSOR_NAME_WORDS,),
     "spec.runtime.image": ("must be an image reference",),
     "spec.runtime.sharedMemory": (QUANTITY_WORDS,),
+    "spec.runtime.release": ("must be a release of Triton",),
+    "spec.runtime.serviceAccountName": ("must be a Kubernetes name",),
+    "spec.runtime.responseCache.local.size": (QUANTITY_WORDS,),
+    "spec.runtime.responseCache.redis.host": ("must be a host name",),
+    "spec.runtime.responseCache.redis.timeout": (DURATION_WORDS,),
+    "spec.runtime.responseCache.redis.secretRef.name": ("must be a Kubernetes name",),
+    "spec.runtime.responseCache.redis.caRef.name": ("must be a Kubernetes name",),
+    "spec.runtime.responseCache.redis.caRef.key": ("must be a key of a ConfigMap",),
+    "spec.runtime.rateLimiter.resources[0].name": ("must be letters, digits, '_', '.' and '-'",),
+    "spec.runtime.memoryPools.pinned": (QUANTITY_WORDS,),
+    "spec.runtime.maxRequestSize": (QUANTITY_WORDS,),
+    "spec.runtime.logging.format": ("is not supported; use ISO8601",),
+    "spec.runtime.metrics.interval": (DURATION_WORDS,),
+    "spec.runtime.tracing.endpoint": ("must be http://HOST:PORT",),
+    "spec.runtime.tracing.resource.team": ("must be letters, digits, inner spaces and",),
+    "spec.runtime.clientSharedMemory": ("is not supported; use Disabled",),
+    "spec.runtime.backends[0].name": ("must be a backend",),
+    "spec.runtime.backends[0].settings.plugins": ("must be letters, digits, inner spaces and",),
+    "spec.runtime.modelCache.hostPath": ("must be an absolute path",),
+    "spec.runtime.modelCache.claimName": ("must be a Kubernetes name",),
+    "spec.runtime.modelCache.size": (QUANTITY_WORDS,),
     "spec.accelerator.resource": ("must be an extended resource",),
     "spec.accelerator.products[0]": ("must be a value of the node label",),
+    "spec.accelerator.memory": (QUANTITY_WORDS,),
+    "spec.accelerator.computeCapability": ("must be a compute capability",),
+    "spec.accelerator.claim.deviceClass": ("must be the name of a DeviceClass",),
     "spec.resources.cpu": (QUANTITY_WORDS,),
     "spec.resources.memory": (QUANTITY_WORDS,),
     "spec.placement.nodeSelector.pool": ("must be a label value",),
@@ -390,11 +857,32 @@ HOSTILE_TEXTS = {
     "a shell substitution": "$(reboot)",
 }
 # A parameter's value may be any printable line: it reaches Triton through protobuf's escaping only.
-FREE_TEXT_FIELDS = {f"{MODEL}.parameters.note"}
+FREE_TEXT_FIELDS = {f"{MODEL}.parameters.note", f"{MODEL}.optimization.tensorRT.parameters.note"}
 _REFUSED_FREE_TEXTS = ("a line break", "a final line break", "a control character", "an unprintable C1 character")
 
 
-def _hostile(path: str, what: str, words: tuple[str, ...]) -> Invalid:
+# What must stand around a field for the rest to be valid.
+PARTS: dict[str, Any] = {
+    f"{MODEL}.outputs": [dict(INPUT)],
+    f"{MODEL}.instanceGroups": [{"name": "first"}],
+    f"{MODEL}.sequence": {
+        "controls": [{"tensor": "start", "kind": "Start"}],
+        "states": [
+            {**STATE, "initial": [{"name": "a", "dataType": "FP32", "dims": [2], "data": "File", "file": "x.bin"}]}
+        ],
+    },
+    f"{MODEL}.warmup": [{"name": "first", "inputs": [{**INPUT, "data": "File", "file": "x.bin"}]}],
+    f"{MODEL}.optimization": {"tensorRT": {}, "openVINO": {}},
+    SECOND: ENSEMBLE,
+    "spec.runtime.responseCache.redis": {"host": "redis", "secretRef": {"name": "s"}, "caRef": {"name": "c"}},
+    "spec.runtime.rateLimiter": {"resources": [{"name": "R1", "count": 1}]},
+    "spec.runtime.tracing": {"endpoint": "http://otel:4318", "resource": {"team": "vision"}},
+    "spec.runtime.backends": [{"name": "tensorrt", "settings": {"plugins": "/opt/plugins/a.so"}}],
+}
+
+
+def parts_around(path: str) -> dict[str, Any]:
+    """What must be set for a service to be valid around a field, by path."""
     service_parts: dict[str, Any] = {}
     if path.startswith(f"{MODEL}.inputs"):
         service_parts[f"{MODEL}.inputs"] = [dict(INPUT)]
@@ -404,13 +892,23 @@ def _hostile(path: str, what: str, words: tuple[str, ...]) -> Invalid:
         service_parts["spec.placement.tolerations"] = [{"key": "gpu", "value": "x"}]
     if path.startswith("spec.accelerator.products"):
         service_parts["spec.accelerator.products"] = ["NVIDIA-L4"]
+    for start, parts in PARTS.items():
+        if path.startswith(start):
+            service_parts[start] = copy.deepcopy(parts)
+    if path.endswith("profiles[0]"):
+        service_parts |= {f"{MODEL}.format": "TensorRT", f"{MODEL}.instanceGroups[0].profiles": ["0"]}
+    return service_parts
+
+
+def _hostile(path: str, what: str, words: tuple[str, ...]) -> Invalid:
+    service_parts = parts_around(path)
     text = HOSTILE_TEXTS[what]
     # An enumeration, a duration or a quantity answers with what is allowed; other texts with their length.
     limited = path == f"{MODEL}.source.uri" or not words[0].startswith("is not ")
     if what == "10,000 characters" and limited and path != "metadata.name":
         words = ("characters; shorten it",)
     # In what a CEL rule finds, the API server writes an entry of a map with its key in brackets.
-    server_path = path if what == "10,000 characters" else re.sub(r"\.(pool|note)$", r"[\1]", path)
+    server_path = path if what == "10,000 characters" else re.sub(r"\.(pool|note|team|plugins)$", r"[\1]", path)
     return Invalid(f"{what} in {path}", {**service_parts, path: text}, (path, *words), (server_path,))
 
 
@@ -418,7 +916,7 @@ HOSTILE = [_hostile(path, what, words) for path, words in TEXT_FIELDS.items() fo
     _hostile(path, what, (LINE_WORDS,)) for path in sorted(FREE_TEXT_FIELDS) for what in _REFUSED_FREE_TEXTS
 ]
 
-INVALID = [*SHAPES, *NAMES, *SOURCES, *TENSORS, *BATCHING, *PLACES, *SCALING, *PARAMETERS, *HOSTILE]
+INVALID = [*SHAPES, *NAMES, *SOURCES, *TENSORS, *BATCHING, *MODELS, *PLACES, *RUNTIME, *SCALING, *PARAMETERS, *HOSTILE]
 
 # Valid services just inside the rules: a rule that refuses everything would pass every test above.
 VALID: dict[str, dict[str, Any]] = {
@@ -430,8 +928,167 @@ VALID: dict[str, dict[str, Any]] = {
     "https with a port and a digest": {
         f"{MODEL}.source": {"uri": "https://host.example:65535/a/model.onnx", "digest": SHA256}
     },
+    "an object with a key's worth of fields": {
+        f"{MODEL}.source": {
+            "uri": "s3://my.models-2/a/resnet+v1=2.onnx",
+            "secretRef": {"name": "keys"},
+            "region": "eu-west-1",
+            "endpoint": "http://minio.storage.svc:9000",
+            "digest": SHA256,
+            "caRef": {"name": "ca"},
+            "proxy": "http://proxy.example:3128",
+        }
+    },
+    "a prefix with the pod's own identity": {
+        f"{MODEL}.source": {"uri": "gs://models_1/resnet/", "identity": "ServiceAccount"}
+    },
+    "an artifact by digest": {f"{MODEL}.source": {"uri": f"oci://registry.example:5000/a/b-c_d@{SHA256}"}},
+    "an artifact by tag and digest": {f"{MODEL}.source": {"uri": "oci://registry.example/m:v1", "digest": SHA256}},
+    "an artifact by digest, said twice": {
+        f"{MODEL}.source": {"uri": f"oci://registry.example/m:v1@{SHA256}", "digest": SHA256}
+    },
+    "what an engine was built with": {
+        f"{MODEL}.source.engine": {"tensorRT": "10.5.0.18", "computeCapability": "8.6", "platform": "linux/amd64"}
+    },
     "a claim with dots, a path with a slash at its end": {f"{MODEL}.source.uri": "pvc://models.v2/a/b.c..d/"},
     "an image by digest, its whole root": {f"{MODEL}.source.uri": f"image://registry.example:5000/m@{SHA256}#/"},
+    "every format": {
+        "spec.models": [
+            make_model(name="torch", format="PyTorch", inputs=[INPUT], outputs=[INPUT]),
+            *(
+                make_model(name=f"m{n}", format=one)
+                for n, one in enumerate(
+                    ["TensorRT", "TensorFlow", "TFLite", "OpenVINO", "Python", "DALI", "vLLM", "TensorRTLLM", "Auto"]
+                )
+            ),
+        ]
+    },
+    "an ensemble": {SECOND: ENSEMBLE},
+    "thirty-two steps": {
+        SECOND: {
+            **ENSEMBLE,
+            "steps": [
+                {
+                    "model": "resnet50",
+                    "inputs": {"input": "raw" if n == 0 else f"t{n}"},
+                    "outputs": {"output": "end" if n == 31 else f"t{n + 1}"},
+                }
+                for n in range(32)
+            ],
+        }
+    },
+    "a reshape to nothing but the batch": {
+        f"{MODEL}.maxBatchSize": 4,
+        f"{MODEL}.inputs": [{**INPUT, "dims": [1], "reshape": []}],
+    },
+    "a reshape between sizes that vary": {
+        f"{MODEL}.inputs": [{**INPUT, "dims": [2, 4, -1, 6], "reshape": [8, -1, 1, 6]}]
+    },
+    "a tensor in full": {
+        f"{MODEL}.format": "TensorRT",
+        f"{MODEL}.inputs": [
+            {
+                **INPUT,
+                "dims": [3, 4, 4],
+                "optional": True,
+                "shapeTensor": True,
+                "tensorFormat": "NCHW",
+                "nonLinearFormat": True,
+            }
+        ],
+        f"{MODEL}.outputs": [{**INPUT, "labelFile": "a/b-c.txt"}],
+    },
+    "32 priorities": {
+        **BATCHED,
+        f"{MODEL}.batching": {"priorityLevels": 32, "defaultPriority": 32},
+        f"{MODEL}.queue": {"levels": [{"priority": 32, "timeout": "24h", "timeoutAction": "Delay"}]},
+    },
+    "one priority in order": {**BATCHED, f"{MODEL}.batching": {"priorityLevels": 1, "preserveOrdering": True}},
+    "a delay for those who ask": {
+        **BATCHED,
+        f"{MODEL}.queue": {"timeoutAction": "Delay", "allowTimeoutOverride": True},
+    },
+    "groups of instances": {
+        f"{MODEL}.format": "TensorRT",
+        f"{MODEL}.instanceGroups": [
+            {
+                "name": "a",
+                "gpus": [0],
+                "profiles": ["0", "9999"],
+                "rateLimiter": {"resources": [{"name": "lane", "count": 2, "global": True}]},
+            },
+            {"name": "b", "kind": "Model", "count": 64, "passive": True},
+        ],
+        "spec.runtime.rateLimiter": {"resources": [{"name": "LANE", "count": 2}]},
+    },
+    "sequences with everything": {
+        f"{MODEL}.maxBatchSize": 4,
+        SEQUENCE: {
+            "strategy": "Oldest",
+            "idleTimeout": "24h",
+            "maxCandidates": 65536,
+            "preferredSizes": [4],
+            "preserveOrdering": True,
+            "iterative": True,
+            "controls": [
+                {"tensor": "a", "kind": "Start", "dataType": "FP32", "falseTrue": [-0.5, 1]},
+                {"tensor": "b", "kind": "End", "dataType": "BOOL", "falseTrue": [1, 0]},
+                {"tensor": "c", "kind": "Ready"},
+                {"tensor": "d", "kind": "CorrelationID", "dataType": "STRING"},
+            ],
+            "states": [
+                {
+                    **STATE,
+                    "dims": [-1],
+                    "sameBuffer": True,
+                    "growableMemory": True,
+                    "initial": [{"name": "i", "dataType": "FP32", "dims": [9], "data": "File", "file": "a/b"}],
+                }
+            ],
+        },
+    },
+    "sequences in slots": {SEQUENCE: {"minimumSlotUtilization": 1, "maxQueueDelay": "1m"}},
+    "warm-ups": {
+        f"{MODEL}.maxBatchSize": 4,
+        f"{MODEL}.warmup": [
+            {**WARMUP, "batchSize": 4, "count": 1000},
+            {"name": "b", "inputs": [{**INPUT, "data": "Random"}]},
+        ],
+    },
+    "an optimization in full": {
+        f"{MODEL}.optimization": {
+            "tensorRT": {"precision": "INT8", "workspace": "64Gi", "engineCache": True, "parameters": {"a": "b"}},
+            "openVINO": {"parameters": {"c": "d"}},
+            "graphLevel": 2,
+            "pinnedMemory": {"output": False},
+            "priority": "Min",
+            "gatherKernelBufferThreshold": 1,
+            "eagerBatching": True,
+        }
+    },
+    "CUDA graphs": {
+        f"{MODEL}.format": "TensorRT",
+        f"{MODEL}.optimization": {
+            "cudaGraphs": {
+                "specs": [{"batchSize": 4, "inputs": [{"name": "x", "dims": [2]}], "lowerBound": {"batchSize": 0}}]
+            }
+        },
+    },
+    "specific versions": {f"{MODEL}.versions": {"policy": "Specific", "numbers": [1, 2**53 - 1]}},
+    "further fields": {
+        f"{MODEL}.config": {
+            "metric_tags": {"a": "b"},
+            "cc_model_filenames": {"8.0": "ampere/model.onnx"},
+            "model_repository_agents": {"agents": [{"name": "checksum"}]},
+            "model_metrics": {
+                "metric_control": [{"metric_identifier": {"family": "f"}, "histogram_options": {"buckets": [1, 2.5]}}]
+            },
+        }
+    },
+    "a cache, and a model that uses it": {
+        f"{MODEL}.responseCache": True,
+        "spec.runtime.responseCache": {"local": {"size": "1Mi"}},
+    },
     "dims of -1": {f"{MODEL}.inputs": [{**INPUT, "dims": [-1, 1]}], f"{MODEL}.outputs": [INPUT]},
     "a preferred size of maxBatchSize": {**BATCHED, f"{MODEL}.batching.preferredSizes": [8]},
     "a batch of 0 without batching": {f"{MODEL}.maxBatchSize": 0},
@@ -441,9 +1098,89 @@ VALID: dict[str, dict[str, Any]] = {
     "a target that is a fraction": {"spec.scaling.queueDepth.target": 0.5},
     "min equal to max": {"spec.scaling.minReplicas": 4},
     "CPU instances without an accelerator": {f"{MODEL}.instances.kind": "CPU", "spec.accelerator.count": 0},
-    "another accelerator": {"spec.accelerator": {"resource": "nvidia.com/mig-1g.5gb", "count": 16}},
+    "sixteen accelerators of another vendor": {"spec.accelerator": {"resource": "amd.com/gpu", "count": 16}},
+    "one MIG device": {"spec.accelerator": {"resource": "nvidia.com/mig-1g.5gb", "memory": "4Gi"}},
+    "one share of an accelerator": {"spec.accelerator": {"resource": "nvidia.com/gpu.shared"}},
+    "no MIG device": {
+        f"{MODEL}.instances.kind": "CPU",
+        "spec.accelerator": {"resource": "nvidia.com/mig-1g.5gb", "count": 0},
+    },
+    "an accelerator by everything that its node says": {
+        "spec.accelerator": {"products": ["NVIDIA-L4"], "memory": "22Gi", "computeCapability": "8.9", "count": 2}
+    },
+    "devices of a class": {
+        "spec.accelerator.claim": {
+            "deviceClass": "gpu.nvidia.com",
+            "count": 16,
+            "selectors": ["device.attributes['gpu.nvidia.com'].productName == 'NVIDIA L4'", "a" * 2048],
+        }
+    },
+    "no toleration of the usual taints": {"spec.placement.tolerateAcceleratorTaints": False},
     "numbers as quantities": {"spec.resources": {"cpu": 2, "memory": 2**30}},
     "shared memory just below the memory": {"spec.runtime.sharedMemory": "4095.9Mi"},
+    "a cache just below the memory": {"spec.runtime.responseCache": {"local": {"size": "3839.9Mi"}}},
+    "a cache in Redis, in full": {
+        "spec.runtime.responseCache": {
+            "redis": {
+                "host": "10.0.0.7",
+                "port": 65535,
+                "secretRef": {"name": "redis.auth"},
+                "caRef": {"name": "ca", "key": "a"},
+                "database": 1,
+                "timeout": "10s",
+                "connectTimeout": "1m",
+                "poolSize": 256,
+            }
+        }
+    },
+    "a rate limiter without resources": {"spec.runtime.rateLimiter": {}},
+    "a resource for each gpu": {
+        "spec.accelerator.count": 2,
+        "spec.runtime.rateLimiter": {
+            "resources": [
+                {"name": "R", "count": 1},
+                {"name": "r", "count": 2, "gpu": 0},
+                {"name": "R", "count": 3, "gpu": 1},
+            ]
+        },
+    },
+    "pools of nothing": {"spec.runtime.memoryPools": {"pinned": 0, "cudaPerGPU": "0", "statePerGPU": "1Ti"}},
+    "all settings of threads, log and metrics": {
+        "spec.runtime.threads": {"http": 1, "modelLoad": 1, "bufferManager": 64, "grpcInferPool": 4096},
+        "spec.runtime.logging": {"format": "Default", "verbose": 9, "info": True},
+        "spec.runtime.metrics": {
+            "interval": "100ms",
+            "summaries": True,
+            "quantiles": [0.01, 0.5, 0.9999],
+            "histograms": True,
+        },
+    },
+    "no counters with an autoscaler elsewhere": {
+        "spec.runtime.metrics": {"counters": False},
+        "spec.scaling.mode": "External",
+    },
+    "traces of all requests": {
+        "spec.runtime.tracing": {
+            "endpoint": "https://otel.example:4318/v1/traces",
+            "rate": 1,
+            "resource": {"service.name": "A b/c:d@e+f-1"},
+        }
+    },
+    "a backend's paths": {
+        "spec.runtime.backends": [
+            {"name": "tensorrt", "settings": {"plugins": "/opt/a.so", "version-compatible": "true"}},
+            {"name": "python", "settings": {"shm-default-byte-size": "1048576"}},
+        ]
+    },
+    "a model cache on the nodes": {"spec.runtime.modelCache": {"hostPath": "/var/cache/a..b/"}},
+    "a model cache on a claim": {"spec.runtime.modelCache": {"claimName": "models.v2", "size": "1Mi"}},
+    "the rest of the runtime": {
+        "spec.runtime.release": "24.10",
+        "spec.runtime.serviceAccountName": "a.b",
+        "spec.runtime.maxRequestSize": "2047Mi",
+        "spec.runtime.clientSharedMemory": "SamePod",
+        "spec.runtime.image": "registry.example:5000/triton@sha256:0",
+    },
     "an hour and a half": {"spec.scaling.startup": "1h30m"},
     "a toleration of everything": {"spec.placement.tolerations": [{"operator": "Exists"}]},
     "a toleration of a label": {"spec.placement.tolerations": [{"key": "a.b/c", "effect": "NoExecute"}]},

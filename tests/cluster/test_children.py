@@ -225,8 +225,13 @@ def test_row_41_conditions_are_made_anew_and_none_sticks(api: ApiServer, namespa
     until("the pause", lambda: condition(api.service(namespace, "vision"), "Ready").get("reason") == "Paused")
     assert left(api, namespace, "vision") == []
     create(api, namespace)
-    service = settled(api, namespace)
-    assert not any(item["reason"] == "Paused" for item in service["status"]["conditions"])
+    settled(api, namespace)
+
+    def no_pause_told() -> bool:
+        conditions = api.service(namespace, "vision")["status"]["conditions"]
+        return not any(item["reason"] == "Paused" for item in conditions)
+
+    until("no condition to tell of the pause", no_pause_told)
     create(api, namespace, paused=True)
     until("the pause", lambda: condition(api.service(namespace, "vision"), "Reconciling").get("reason") == "Paused")
     edit_port(api, namespace)

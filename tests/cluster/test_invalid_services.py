@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from apiserver import ApiServer, Refused
@@ -17,16 +17,11 @@ from invalid_services import INVALID, VALID, Invalid, valid_service
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sandbox import Region
+
 pytestmark = pytest.mark.cluster
 
 SAMPLES = Path(__file__).parents[2] / "manifests" / "samples"
-
-
-class Cluster(Protocol):
-    """What these tests need of the cluster."""
-
-    def kubectl(self, *arguments: str, input: str | None = None) -> str:  # noqa: A002 - subprocess' own word
-        """Standard output; raises SandboxError with standard error when kubectl fails."""
 
 
 def create(api: ApiServer, service: Mapping[str, Any]) -> tuple[Any, str]:
@@ -39,15 +34,15 @@ def create(api: ApiServer, service: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 @pytest.fixture(scope="module")
-def with_crd(cluster: Cluster) -> Cluster:
-    """The cluster with the CRD of this checkout."""
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", input=crd.to_yaml())
-    cluster.kubectl("wait", "--for=condition=Established", f"crd/{crd.CRD_NAME}", "--timeout=30s")
-    return cluster
+def with_crd(control_plane: Region) -> Region:
+    """The control plane with the CRD of this checkout."""
+    control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", input=crd.to_yaml())
+    control_plane.kubectl("wait", "--for=condition=Established", f"crd/{crd.CRD_NAME}", "--timeout=30s")
+    return control_plane
 
 
 @pytest.fixture(scope="module")
-def answers(with_crd: Cluster, api: ApiServer) -> dict[str, tuple[Any, str]]:
+def answers(with_crd: Region, api: ApiServer) -> dict[str, tuple[Any, str]]:
     """The API server's answer to each invalid service, by name."""
     del with_crd
     return {case.name: create(api, case.service()) for case in INVALID}
@@ -70,7 +65,7 @@ def test_the_api_server_accepts_a_valid_service_and_its_defaults_are_the_models(
     assert parse_service(stored) == parse_service(valid_service(name))
 
 
-def test_row_40_and_57_applying_a_stored_service_again_changes_nothing(with_crd: Cluster) -> None:
+def test_row_40_and_57_applying_a_stored_service_again_changes_nothing(with_crd: Region) -> None:
     text = (SAMPLES / "filetype.yaml").read_text()
     arguments = ("apply", "--server-side", "--field-manager=gitops", "-o", "json", "-f", "-")
     try:
@@ -85,12 +80,12 @@ def test_row_40_and_57_applying_a_stored_service_again_changes_nothing(with_crd:
 
 
 @pytest.mark.parametrize("sample", sorted(SAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_api_server_accepts_a_sample(sample: Path, with_crd: Cluster) -> None:
+def test_the_api_server_accepts_a_sample(sample: Path, with_crd: Region) -> None:
     arguments = ("apply", "--server-side", "--dry-run=server", "-o", "name", "-f", str(sample))
     assert with_crd.kubectl(*arguments).startswith("inferenceservice.conch.dev/")
 
 
-def test_kubectl_explain_tells_what_a_field_does_its_unit_and_its_default(with_crd: Cluster) -> None:
+def test_kubectl_explain_tells_what_a_field_does_its_unit_and_its_default(with_crd: Region) -> None:
     models = with_crd.kubectl("explain", "cisvc.spec.models")
     assert "The name that clients use." in models
     hold = with_crd.kubectl("explain", "cisvc.spec.scaling.scaleDown.hold")

@@ -19,6 +19,8 @@ from conch.kube.client import (
     INFERENCE_SERVICES,
     LEASES,
     NETWORK_POLICIES,
+    PODS,
+    RESOURCE_CLAIM_TEMPLATES,
     SCALED_OBJECTS,
     SERVICES,
 )
@@ -83,6 +85,27 @@ def leftovers_of_an_older_version(api: ApiServer, namespace: str) -> None:
         api.create(body)
 
 
+def a_claim_and_an_older_one(api: ApiServer, namespace: str) -> None:
+    """A service with a claim, and a template that an earlier claim left behind."""
+    create(api, namespace, {"accelerator.claim": {"deviceClass": "gpu.example.com"}}, name="claimed")
+    (template,) = until("the claim's template", lambda: api.all(RESOURCE_CLAIM_TEMPLATES, namespace))
+    until("its pods", lambda: (api.deployment(namespace, "claimed") or {}).get("status", {}).get("updatedReplicas"))
+    metadata = template["metadata"]
+    kept = {key: metadata[key] for key in ("namespace", "labels", "ownerReferences")}
+    api.create({**template, "metadata": {**kept, "name": "old-claim"}})
+    until("the older one to go", lambda: len(api.all(RESOURCE_CLAIM_TEMPLATES, namespace)) == 1)
+    api.delete(INFERENCE_SERVICES, namespace, "claimed")
+
+
+def slow_fetch(api: ApiServer, namespace: str) -> None:
+    """A pod's init container has run for long, as a kubelet would say; its log can't be had without one."""
+    running = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+    fetch = {"name": names.FETCH_CONTAINER, "image": "x", "imageID": "", "ready": False, "restartCount": 0}
+    status = {"status": {"phase": "Pending", "initContainerStatuses": [{**fetch, "state": running}]}}
+    for pod in until("a pod", lambda: api.all(PODS, namespace)):
+        api.edit(PODS, namespace, pod["metadata"]["name"], status, sub="status", manager="fake-kubelet")
+
+
 def scaler(resource: Any, namespace: str) -> dict[str, Any]:
     target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "somebody-elses"}
     return {
@@ -101,11 +124,14 @@ def test_r15_the_role_grants_exactly_the_verbs_that_are_used(
     mark = proxy.mark()
     shared.lead()
     made(api, namespace)
+    slow_fetch(api, namespace)
+    until("the Event about it", lambda: api.events(namespace, "FetchingModels"))
     edit = [{"op": "replace", "path": "/spec/policyTypes", "value": ["Ingress"]}]
     api.edit(NETWORK_POLICIES, namespace, names.network_policy("vision"), edit)
     until("the repair", lambda: api.events(namespace, "DriftRepaired"))
     leftovers_of_an_older_version(api, namespace)
     until("the pruning", lambda: not any(api.find(kind, namespace, f"old-{of('vision')}") for kind, of in CHILDREN))
+    a_claim_and_an_older_one(api, namespace)
     api.create(scaler(HORIZONTAL_POD_AUTOSCALERS, namespace))
     api.create(scaler(SCALED_OBJECTS, namespace))
     create(api, namespace, {"scaling.minReplicas": 2, "runtime.image": "example.com/triton:2"})
@@ -221,6 +247,7 @@ WHILE_IT_RUNS: list[tuple[Right, Step, Step]] = [
     (("patch", "networking.k8s.io", "networkpolicies"), make_one, edit_policy),
     (("patch", "apps", "deployments/scale"), claimed, ask_for_two),
     (("delete", "", "services"), make_one, leave_an_old_child),
+    (("get", "", "pods/log"), make_one, slow_fetch),
 ]
 
 

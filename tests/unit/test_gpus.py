@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from conch.workload.gpus import free_gpus, requested
+from conch.api.inferenceservice import InvalidSpec
+from conch.workload.gpus import free_gpus, is_shared, node_terms, requested
 from makers import make_spec
 
 GPU = "nvidia.com/gpu"
@@ -14,7 +17,10 @@ GPU = "nvidia.com/gpu"
 
 def node(name: str = "n1", gpus: int | str = 4, **changes: Any) -> dict[str, Any]:
     return {
-        "metadata": {"name": name, "labels": {"nvidia.com/gpu.product": "NVIDIA-L4", "pool": "a"}},
+        "metadata": {
+            "name": name,
+            "labels": {"nvidia.com/gpu.product": "NVIDIA-L4", "pool": "a", **changes.get("labels", {})},
+        },
         "spec": changes.get("spec", {}),
         "status": {
             "allocatable": {GPU: str(gpus)},
@@ -33,6 +39,8 @@ def pod(gpus: int, node_name: str | None = "n1", phase: str = "Running", **spec:
     }
 
 
+MEMORY, MAJOR, MINOR = "nvidia.com/gpu.memory", "nvidia.com/gpu.compute.major", "nvidia.com/gpu.compute.minor"
+INTOLERANT = {"placement.tolerateAcceleratorTaints": False}
 TAINT = {"taints": [{"key": "team", "value": "x", "effect": "NoSchedule"}]}
 
 
@@ -51,6 +59,16 @@ TAINT = {"taints": [{"key": "team", "value": "x", "effect": "NoSchedule"}]}
         ([node(spec=TAINT)], [], {"placement.tolerations": [{"key": "team", "operator": "Exists"}]}, 4),
         ([node(spec=TAINT)], [], {"placement.tolerations": [{"key": "team", "value": "y"}]}, 0),
         ([node(spec={"taints": [{"key": GPU, "effect": "NoSchedule"}]})], [], {}, 4),
+        ([node(spec={"taints": [{"key": GPU, "effect": "NoExecute"}]})], [], {}, 0),
+        ([node(spec={"taints": [{"key": GPU, "effect": "NoSchedule"}]})], [], INTOLERANT, 0),
+        ([node(labels={MEMORY: "23034"})], [], {"accelerator.memory": "22Gi"}, 4),
+        ([node(labels={MEMORY: "23034"})], [], {"accelerator.memory": "24Gi"}, 0),
+        ([node()], [], {"accelerator.memory": "1Gi"}, 0),
+        ([node(labels={MAJOR: "8", MINOR: "9"})], [], {"accelerator.computeCapability": "8.6"}, 4),
+        ([node(labels={MAJOR: "9", MINOR: "0"})], [], {"accelerator.computeCapability": "8.6"}, 4),
+        ([node(labels={MAJOR: "8", MINOR: "0"})], [], {"accelerator.computeCapability": "8.6"}, 0),
+        ([node()], [], {"accelerator.computeCapability": "8.6"}, 0),
+        ([node(labels={MAJOR: "8", MINOR: "9"})], [], {"models[0].source.engine.computeCapability": "8.6"}, 0),
         ([node(spec={"taints": [{"key": "k", "effect": "PreferNoSchedule"}]})], [], {}, 4),
         ([node()], [], {"accelerator.products": ["NVIDIA-L4"]}, 4),
         ([node()], [], {"accelerator.products": ["NVIDIA-H100"]}, 0),
@@ -71,6 +89,30 @@ def test_without_node_data_the_answer_is_unknown_and_not_zero() -> None:
     assert free_gpus(None, [], make_spec()) is None
 
 
+def test_row_83_what_a_claim_can_get_is_unknown_and_not_zero() -> None:
+    assert free_gpus([node()], [], make_spec({"accelerator.claim": {"deviceClass": "gpu.nvidia.com"}})) is None
+
+
+@pytest.mark.parametrize(
+    ("resource", "labels", "shared"),
+    [
+        (GPU, {}, False),
+        (GPU, {"nvidia.com/gpu.sharing-strategy": "none"}, False),
+        (GPU, {"nvidia.com/gpu.sharing-strategy": "time-slicing"}, True),
+        (GPU, {"nvidia.com/gpu.sharing-strategy": "mps"}, True),
+        ("nvidia.com/gpu.shared", {}, True),
+        ("nvidia.com/mig-1g.5gb", {}, False),
+        ("nvidia.com/mig-1g.5gb.shared", {}, True),
+    ],
+)
+def test_row_9_a_shared_accelerator_is_known_by_its_resource_or_its_nodes_label(
+    resource: str, labels: dict[str, str], *, shared: bool
+) -> None:
+    accelerator = make_spec({"accelerator.resource": resource}).accelerator
+    assert is_shared(node(labels=labels), accelerator) is shared
+    assert is_shared(None, accelerator) is accelerator.shared
+
+
 def test_an_init_container_counts_when_it_needs_more_and_a_sidecar_always() -> None:
     def container(gpus: int, **more: str) -> dict[str, Any]:
         return {"name": "i", "resources": {"requests": {GPU: str(gpus)}}, **more}
@@ -78,3 +120,61 @@ def test_an_init_container_counts_when_it_needs_more_and_a_sidecar_always() -> N
     assert requested(pod(1, initContainers=[container(2)]), GPU) == 2
     assert requested(pod(2, initContainers=[container(1)]), GPU) == 2
     assert requested(pod(2, initContainers=[container(1, restartPolicy="Always"), container(1)]), GPU) == 3
+
+
+def scheduler_takes(terms: list[dict[str, Any]], labels: dict[str, str]) -> bool:
+    """What the scheduler makes of nodeSelectorTerms (Kubernetes, NodeSelectorRequirement)."""
+
+    def meets(expression: dict[str, Any]) -> bool:
+        value, values = labels.get(expression["key"]), expression.get("values", [])
+        if expression["operator"] == "DoesNotExist":
+            return value is None
+        if expression["operator"] == "In":
+            return value in values
+        assert expression["operator"] == "Gt"
+        return value is not None and value.isdecimal() and int(value) > int(values[0])
+
+    return not terms or any(all(meets(one) for one in term["matchExpressions"]) for term in terms)
+
+
+CAPABILITY = st.sampled_from(["7.5", "8.0", "8.6", "8.9", "9.0", "12.0"])
+
+
+@given(
+    accelerator=st.fixed_dictionaries(
+        {},
+        optional={
+            "products": st.lists(st.sampled_from(["A", "B"]), max_size=2),
+            "memory": st.sampled_from(["1Mi", "22.5Gi", "24G", "24Gi", "80Gi"]),
+            "computeCapability": CAPABILITY,
+        },
+    ),
+    engine=st.fixed_dictionaries(
+        {},
+        optional={
+            "computeCapability": CAPABILITY,
+            "hardwareCompatibility": st.sampled_from(["None", "AmperePlus"]),
+            "platform": st.just("linux/amd64"),
+        },
+    ),
+    labels=st.fixed_dictionaries(
+        {"kubernetes.io/arch": st.sampled_from(["amd64", "arm64"])},
+        optional={
+            "nvidia.com/gpu.product": st.sampled_from(["A", "B", "C"]),
+            MEMORY: st.sampled_from(["1", "23034", "24576", "81559", "much"]),
+        },
+    ),
+    capability=st.none() | CAPABILITY,
+)
+def test_what_is_counted_is_what_the_scheduler_takes(
+    accelerator: dict[str, Any], engine: dict[str, Any], labels: dict[str, str], capability: str | None
+) -> None:
+    try:
+        spec = make_spec({"accelerator": accelerator, "models[0].source.engine": engine})
+    except InvalidSpec:
+        return  # an engine below the least capability
+    if capability is not None:
+        labels = {**labels, MAJOR: capability.split(".")[0], MINOR: capability.split(".")[1]}
+    found = node()
+    found["metadata"]["labels"] = labels
+    assert (free_gpus([found], [], spec) == 4) is scheduler_takes(node_terms(spec), labels)

@@ -141,8 +141,6 @@ async def test_r2_fence_refuses_every_write_without_the_lease_and_sends_nothing(
         with pytest.raises(NotLeader):
             await kube.apply(DEPLOYMENT, manager="conch-workload")
         with pytest.raises(NotLeader):
-            await kube.create(DEPLOYMENT)
-        with pytest.raises(NotLeader):
             await kube.delete(DEPLOYMENTS, "team", "m-server", uid="u", resource_version=None)
         assert server.asked == []
         assert not kube.writes
@@ -305,6 +303,18 @@ async def test_the_bucket_lets_twice_the_rate_through_and_then_spreads(server: S
     assert SLEPT[1] == pytest.approx(2.0, abs=0.5)
 
 
+async def test_the_end_of_a_log_is_read_as_text_and_asked_for_as_such(server: Server) -> None:
+    server.answer(200, "one\ntwo\n")
+    async with client(server.url) as kube:
+        assert await kube.logs("team", "p-1", "fetch", tail_lines=20, limit_bytes=4096) == "one\ntwo\n"
+        assert not kube.writes
+    (asked,) = server.asked
+    assert asked.path == "/api/v1/namespaces/team/pods/p-1/log"
+    assert dict(asked.query) == {"container": "fetch", "tailLines": "20", "limitBytes": "4096"}
+    # Asked for JSON, the API server answers 406.
+    assert asked.headers["Accept"] == "*/*"
+
+
 async def test_discovery_says_whether_a_kind_is_served(server: Server) -> None:
     server.answer(404, "404 page not found")
     server.answer(200, {"resources": [{"name": "deployments"}, {"name": "deployments/scale"}]})
@@ -321,14 +331,6 @@ async def test_discovery_says_whether_a_kind_is_served(server: Server) -> None:
         "/apis/apps/v1",
         "/version",
     ]
-
-
-async def test_a_creation_goes_to_the_collection(server: Server) -> None:
-    server.answer(201, DEPLOYMENT)
-    async with client(server.url) as kube:
-        await kube.create(DEPLOYMENT)
-        assert kube.writes == {("create", "Deployment", "", "conch"): 1}
-    assert (server.asked[0].method, server.asked[0].path) == ("POST", "/apis/apps/v1/namespaces/team/deployments")
 
 
 @pytest.mark.parametrize(

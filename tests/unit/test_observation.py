@@ -130,6 +130,17 @@ def test_any_other_reason_of_the_scheduler_is_quoted(scheduler: str, says: str) 
     assert says in problem.message
 
 
+def test_row_82_a_pod_whose_claim_finds_no_device_waits_for_one() -> None:
+    scheduler = (
+        "0/1 nodes are available: 1 cannot allocate all claims. still not schedulable, preemption: 0/1 nodes are "
+        "available: 1 Preemption is not helpful for scheduling."
+    )
+    problem = problem_of(make_pod(unschedulable=scheduler), {"accelerator.claim": {"deviceClass": "gpu.nvidia.com"}})
+    assert problem.reason == Reason.NO_FREE_ACCELERATOR
+    assert "waits for 1 device of class gpu.nvidia.com and none is free" in problem.message
+    assert problem_of(make_pod(unschedulable=scheduler)).reason == Reason.UNSCHEDULABLE
+
+
 def test_a_service_without_an_accelerator_never_waits_for_one() -> None:
     problem = problem_of(make_pod(unschedulable=NO_GPU.format(n=1)), {"accelerator.count": 0})
     assert problem.reason == Reason.UNSCHEDULABLE
@@ -154,13 +165,37 @@ def test_a_service_without_an_accelerator_never_waits_for_one() -> None:
             "code 3",
         ),
         ({"triton": waits("CreateContainerConfigError", "no secret x")}, Reason.SERVER_FAILED, "no secret x"),
+        ({"triton": crashed("still loading", 137)}, Reason.SERVER_FAILED, "spec.scaling.startup: raise that"),
+        ({"fetch": crashed("x", 137, "OOMKilled")}, Reason.OUT_OF_MEMORY, "The fetching of the models was killed"),
+        ({"fetch": crashed("the model volume is full; y", 7)}, Reason.DISK_FULL, "can't be fetched: the model volume"),
+        (
+            {"triton": crashed("unsatisfied condition: cuda>=12.8, please update your driver", 128, "StartError")},
+            Reason.DRIVER_TOO_OLD,
+            "needs cuda>=12.8",
+        ),
+        ({"triton": crashed("no such device /dev/x", 128, "StartError")}, Reason.SERVER_FAILED, "can't start: no such"),
+        (
+            {"triton": waits("RunContainerError", "unsatisfied condition: cuda>=12.8, please update your driver")},
+            Reason.DRIVER_TOO_OLD,
+            "update the node's driver",
+        ),
+        (
+            {"triton": waits("ImagePullBackOff", "failed to authorize: 401 Unauthorized")},
+            Reason.IMAGE_PULL_FAILED,
+            "can't be pulled, access is refused: check spec.runtime.image",
+        ),
+        (
+            {"triton": waits("ErrImagePull", "dial tcp: lookup x: no such host")},
+            Reason.IMAGE_PULL_FAILED,
+            "its registry doesn't answer",
+        ),
         ({"triton": waits("ImagePullBackOff")}, Reason.IMAGE_PULL_FAILED, "triton.example/server:1 can't be pulled"),
         ({"triton": waits("ErrImagePull")}, Reason.IMAGE_PULL_FAILED, "spec.runtime.image"),
         ({"fetch": waits("ErrImagePull")}, Reason.IMAGE_PULL_FAILED, "CONCH_FETCH_IMAGE"),
         (
             {"fetch": waits("ImagePullBackOff", 'Back-off pulling image "models.example/m:1": not found')},
             Reason.IMAGE_PULL_FAILED,
-            "models.example/m:1 can't be pulled: check the spec.models[].source.uri",
+            "models.example/m:1 can't be pulled, its registry has no such image: check the spec.models[].source.uri",
         ),
     ],
 )
@@ -186,6 +221,57 @@ def test_each_failure_of_a_container_has_a_reason_and_a_fix(
 )
 def test_starting_and_recovered_pods_have_no_problem(containers: dict[str, Any]) -> None:
     assert seen(make_pod(**containers)).problems == ()
+
+
+LOAD = "2026-11-30T10:00:00Z E 17 model_lifecycle.cc:642] \"failed to load '{}' version 1: Internal: {}\""
+
+
+def test_the_model_that_broke_is_named_with_cause_and_fix_and_known_by_name() -> None:
+    fields = {"models": [make_model(name="good"), make_model(name="bad")]}
+    said = LOAD.format("bad", "ModuleNotFoundError: No module named 'torch'")
+    problem = problem_of(make_pod(triton=crashed(said)), fields)
+    assert problem.reason == Reason.MODEL_LOAD_FAILED
+    assert problem.message.startswith('Model "bad" can\'t be loaded: its Python code needs the module torch')
+    assert "spec.models[1].parameters" in problem.message
+    assert problem.models == (("bad", "its Python code needs the module torch, which the image lacks"),)
+
+
+def evicted(message: str, created: str = "2026-01-01T00:00:00Z") -> dict[str, Any]:
+    pod = make_pod("evicted", created=created, phase="Failed")
+    pod["status"] |= {"reason": "Evicted", "message": message}
+    return pod
+
+
+@pytest.mark.parametrize(
+    ("message", "reason", "says"),
+    [
+        (
+            "Pod ephemeral local storage usage exceeds the total limit of containers 2Gi.",
+            Reason.DISK_FULL,
+            "out of disk",
+        ),
+        (
+            "The node was low on resource: ephemeral-storage. Threshold quantity: 1",
+            Reason.DISK_FULL,
+            "pvc:// or image://",
+        ),
+        ("The node had condition: [DiskPressure].", Reason.DISK_FULL, "out of disk"),
+        ("The node was low on resource: memory. Threshold quantity: 100Mi", Reason.EVICTED, "spec.resources.memory"),
+        ("The node was low on resource: pids. Threshold quantity: 12", Reason.EVICTED, "low on resource: pids"),
+    ],
+)
+def test_an_evicted_pod_is_told_of_while_no_other_serves(message: str, reason: Reason, says: str) -> None:
+    (problem,) = seen(evicted(message), make_pod("next", triton={"ready": False, "state": {"running": {}}})).problems
+    assert problem.reason == reason
+    assert says in problem.message
+    # Once another serves, it is history.
+    assert seen(evicted(message), make_pod("next", ready_at="10.0.0.1")).problems == ()
+    assert seen(evicted(message), make_pod("next", triton={"ready": False, "started": True})).problems == ()
+
+
+def test_r11_an_evictions_figures_do_not_alter_the_message() -> None:
+    message = "The node was low on resource: pids. Threshold quantity: {}, available: {}Ki."
+    assert seen(evicted(message.format(12, 3))).problems == seen(evicted(message.format(14, 8))).problems
 
 
 @pytest.mark.parametrize("pod", [make_pod(phase="Failed", triton=crashed("evicted")), make_pod(deleted=True)])

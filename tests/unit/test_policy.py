@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -30,7 +31,7 @@ from conch.scaling.policy import (
     decide,
     rested,
 )
-from makers import make_spec
+from makers import make_model, make_spec
 
 NOW = 1_800_000_000.0
 TICK = 5.0
@@ -546,6 +547,22 @@ def test_the_spec_is_read_with_units_and_instances() -> None:
         Settings(),
     )
     assert (spec.memory_max, spec.slots, spec.accelerators) == (0.8, (("resnet50", 4),), 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [
+        ({"instances": {"count": 2}}, 4),
+        ({"instances": {"count": 2, "kind": "CPU"}}, 2),
+        ({"instances": {"kind": "Model"}}, 1),
+        ({"format": "OpenVINO"}, 1),
+        ({"instances": {"count": 3, "gpus": [1]}}, 3),
+        ({"instanceGroups": [{"name": "a", "count": 2}, {"name": "b", "kind": "CPU"}]}, 5),
+    ],
+)
+def test_the_instances_of_every_group_work_side_by_side(model: dict[str, Any], count: int) -> None:
+    spec = make_spec(models=[make_model(**model)], accelerator={"count": 2})
+    assert ScalingSpec.of(spec, Settings()).slots == (("resnet50", count),)
 
 
 # --- properties

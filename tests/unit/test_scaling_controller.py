@@ -24,6 +24,8 @@ from conch.scaling.policy import Direction, QualityKind, Rail
 from conch.scaling.scale import Outcome, write_scale
 from conch.scaling.signals import Samples
 from conch.triton.metrics import Labels, Query, promql
+from conch.workload.deployment import template_inputs
+from conch.workload.fit import models_digest
 from makers import make_service, make_spec, stored
 
 if TYPE_CHECKING:
@@ -584,6 +586,92 @@ async def test_rail_pending_pods_are_explained_and_not_ordered_again() -> None:
     await world.ticks(20)
     assert world.replicas == 3
     assert world.told.scaling_limited.reason is Reason.NO_FREE_ACCELERATOR
+
+
+def gpu_node(**labels: str) -> Object:
+    metadata = {"name": "n1", "uid": f"n1-{labels}", "labels": labels, "resourceVersion": str(len(str(labels)))}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
+
+
+def made_for(world: World, fields: dict[str, Any]) -> None:
+    """All pods run the template of this spec."""
+    live = world.cluster.live[NS, DEPLOYMENT]
+    inputs = template_inputs(make_spec({"scaling.maxReplicas": 10, **fields}))
+    world.cluster.put(
+        {**live, "metadata": {**live["metadata"], "annotations": {names.TEMPLATE_INPUTS_ANNOTATION: inputs}}}
+    )
+
+
+def terms_of(world: World) -> dict[str, str]:
+    return {term["name"]: term["detail"] for term in world.told.to_status()["terms"]}
+
+
+@pytest.mark.parametrize(
+    ("resource", "label", "shared"),
+    [
+        ("nvidia.com/gpu", "none", False),
+        ("nvidia.com/gpu", "time-slicing", True),
+        ("nvidia.com/gpu", "mps", True),
+        ("nvidia.com/gpu.shared", "time-slicing", True),
+    ],
+)
+async def test_row_9_on_a_shared_accelerator_the_memory_term_is_not_used_and_status_says_so(
+    resource: str, label: str, *, shared: bool
+) -> None:
+    world = serving(2, {"accelerator": {"resource": resource, "count": 1}})
+    made_for(world, {"accelerator": {"resource": resource, "count": 1}})
+    world.cache.put(gpu_node(**{"nvidia.com/gpu.sharing-strategy": label}))
+    keys = [(NS, f"{NAME}-{number}") for number in range(2)]
+    # A stranger on the same device fills it; a metric of the device can't tell.
+    full = replace(
+        world.metrics.samples, memory=dict.fromkeys(keys, 0.97), memory_used=dict.fromkeys(keys, 20 * 2.0**30)
+    )
+    world.metrics.samples = full
+    await world.ticks(3)
+    assert ("others share the accelerator" in terms_of(world)["gpuMemory"]) is shared
+    assert world.controller.memory_used(NS, NAME) == (None if shared else 20 * 2**30)
+    # Where it isn't used, not to know it is no reason to hold.
+    blind = serving(2, {"accelerator": {"resource": resource, "count": 1}})
+    blind.cache.put(gpu_node(**{"nvidia.com/gpu.sharing-strategy": label}))
+    await blind.ticks(200)
+    assert (blind.replicas == 1) is shared
+
+
+async def test_what_replicas_use_of_an_accelerator_is_learned_and_rarely_told() -> None:
+    world = serving(2, {"accelerator.count": 1})
+    keys = [(NS, f"{NAME}-{number}") for number in range(2)]
+
+    def use(gib: float) -> None:
+        used = dict(zip(keys, (gib * 2**30, 2.0**30), strict=True))
+        world.metrics.samples = replace(world.metrics.samples, memory_used=used)
+
+    use(10)
+    await world.ticks(2)
+    assert world.controller.memory_used(NS, NAME) is None, "pods of another template say nothing of these models"
+    made_for(world, {"accelerator.count": 1})
+    told = world.enqueued[NS, NAME]
+    await world.ticks(2)
+    assert world.controller.memory_used(NS, NAME) == 10 * 2**30
+    for gib in (10.5, 9, 12):
+        use(gib)
+        await world.ticks(2)
+    assert world.controller.memory_used(NS, NAME) == 10 * 2**30
+    assert world.enqueued[NS, NAME] <= told + 2
+    world.now += 600
+    await world.ticks()
+    assert world.controller.memory_used(NS, NAME) == 12 * 2**30
+
+
+async def test_what_was_measured_outlives_a_restart_and_ends_with_other_models() -> None:
+    world = serving(2, {"accelerator.count": 1})
+    spec = make_spec({"accelerator.count": 1, "scaling.maxReplicas": 10})
+    measured: dict[str, Any] = {"status": {"gpus": {"memoryUsed": "1024Mi", "memoryOf": models_digest(spec)}}}
+    world.service({"accelerator.count": 1}, **measured)
+    await world.ticks()
+    assert world.controller.memory_used(NS, NAME) == 2**30
+    world.service({"accelerator.count": 1, "models[0].instances.count": 2}, generation=2, **measured)
+    await world.ticks()
+    assert world.controller.memory_used(NS, NAME) is None
 
 
 class Pods:

@@ -1,4 +1,4 @@
-"""The Triton container and its arguments."""
+"""The Triton container."""
 
 from __future__ import annotations
 
@@ -10,42 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conch.triton import server
+from conch.triton.arguments import EXIT_TIMEOUT_S
 from makers import SHA256, make_model, make_spec
 
 TWO_MODELS = [make_model(name="a"), make_model(name="b")]
-
-
-def test_the_arguments_hold_no_text_of_the_user() -> None:
-    plain = make_spec()
-    other = make_spec(
-        {"runtime.image": "evil/image:1", "accelerator.resource": "evil.com/gpu"},
-        models=[make_model(name="evil", parameters={"k": "--model-control-mode=explicit"})],
-    )
-    assert server.server_args(plain) == server.server_args(other)
-
-
-def test_each_argument_is_given_once_with_its_value() -> None:
-    flags = [argument.partition("=") for argument in server.server_args(make_spec())]
-    assert all(flag.startswith("--") and value for flag, _, value in flags)
-    assert len({flag for flag, _, _ in flags}) == len(flags)
-
-
-@pytest.mark.parametrize(
-    "argument",
-    [
-        "--model-repository=/models", "--model-control-mode=none", "--strict-readiness=true", "--exit-on-error=true",
-        "--exit-timeout-secs=30", "--http-port=8000", "--grpc-port=8001", "--metrics-port=8002",
-        "--allow-sagemaker=false", "--allow-vertex-ai=false", "--log-format=ISO8601",
-        "--log-info=false",
-    ],
-)  # fmt: skip
-def test_an_argument_is_there(argument: str) -> None:
-    assert argument in server.server_args(make_spec())
-
-
-@pytest.mark.parametrize(("count", "wanted"), [(0, "false"), (1, "true"), (4, "true")])
-def test_gpu_metrics_are_read_where_there_is_a_gpu(count: int, wanted: str) -> None:
-    assert f"--allow-gpu-metrics={wanted}" in server.server_args(make_spec({"accelerator.count": count}))
 
 
 def test_one_model_is_asked_for_by_name_and_several_through_the_server() -> None:
@@ -69,7 +37,7 @@ def test_no_start_within_the_stated_time_is_ever_cut(startup_s: int) -> None:
 
 def test_r26_the_grace_period_outlasts_the_hook_and_tritons_own_time_out() -> None:
     assert server.GRACE_S == 65
-    assert server.GRACE_S >= server.DRAIN_BOUND_S + server.EXIT_TIMEOUT_S + 5
+    assert server.GRACE_S >= server.DRAIN_BOUND_S + EXIT_TIMEOUT_S + 5
     hook = server.container(make_spec(), "triton:1")["lifecycle"]["preStop"]["exec"]["command"]
     assert hook == ["python3", "-I", "/conch/drain.py", "--bound", "25", "--endpoint-removal", "5"]
 

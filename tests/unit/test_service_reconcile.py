@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from child_makers import make_live
+from child_makers import make_live, make_pod
 from conch import names
+from conch.api.inferenceservice import parse_service
 from conch.api.parsed import ParsedSpecs
 from conch.kube.cache import Cache
+from conch.kube.client import POD_MONITORS
 from conch.kube.errors import Conflict, Invalid
+from conch.reconcile.fetching import FetchTeller
+from conch.reconcile.reading import FIRST_RETRY_S, ModelReader
 from conch.reconcile.service import Collaborators, Key, ServiceReconciler
+from conch.triton.modelconfig import model_config
+from fake_server import FakeServer, make_loaded
 from kstatus import compute
 from makers import IMAGES, make_service, stored
 
@@ -136,6 +142,8 @@ class FakeOutside:
 
     first: int = 1
     free_now: int | None = None
+    nodes_now: list[Object] | None = None
+    used_now: int | None = None
     events: list[str] = field(default_factory=list)
 
     def record(self, *args: Any, **_: Any) -> None:
@@ -151,6 +159,13 @@ class FakeOutside:
         assert spec.accelerator.count
         return self.free_now
 
+    def nodes(self) -> list[Object] | None:
+        return self.nodes_now
+
+    def memory_used(self, namespace: str, name: str) -> int | None:
+        assert (namespace, name) == KEY
+        return self.used_now
+
 
 class World:
     """A reconciler with all that is around it."""
@@ -159,11 +174,14 @@ class World:
         self.cache = Cache()
         self.api = FakeApi(self.cache)
         self.outside = FakeOutside()
+        self.server = FakeServer()
         self.reconciler = self.operator(images)
         if service is not None:
             self.api.user_writes(service)
 
-    def operator(self, images: Images = IMAGES, *, monitors: bool = False) -> ServiceReconciler:
+    def operator(
+        self, images: Images = IMAGES, *, monitors: bool = False, claims: bool = False, autoscaling: bool = False
+    ) -> ServiceReconciler:
         """A new process of the operator over the same cluster."""
         collaborators: Any = Collaborators(
             kube=self.api,  # type: ignore[arg-type]
@@ -171,10 +189,13 @@ class World:
             parsed=ParsedSpecs(),
             autoscaler=self.outside,
             accelerators=self.outside,
+            models=ModelReader(self.server, clock=lambda: 0.0),
+            fetching=FetchTeller(self.api, self.outside, now=lambda: 0.0),  # type: ignore[arg-type]
             recorder=self.outside,
             images=images,
             prometheus_namespace="monitoring",
-            has_pod_monitors=lambda: monitors,
+            serves=lambda resource: monitors if resource is POD_MONITORS else claims,
+            node_autoscaling=autoscaling,
             clock=lambda: 0.0,
             now=lambda: NOW,
         )
@@ -245,6 +266,36 @@ async def test_a_new_service_becomes_its_children_and_a_status_and_then_nothing_
     assert await world.run() == ["conch-status InferenceService vision"]
     assert compute(world.service) == "Current"
     assert await world.run() == []
+
+
+async def test_r11_ready_and_what_the_servers_have_loaded_are_one_write() -> None:
+    world = World(user_service())
+    await world.run()
+    (model,) = parse_service(world.service).models
+    world.server.loaded = {"resnet50": make_loaded(model_config(model, gpu=True), max_batch_size=4)}
+    world.pods_become_ready()
+    world.api.user_writes(make_pod(ready_at="10.0.0.1", of=world.deployment))
+    assert await world.run() == ["conch-status InferenceService vision"]
+    assert world.service["status"]["models"] == [
+        {"name": "resnet50", "ready": True, "versions": ["1"], "maxBatchSize": 4}
+    ]
+    assert await world.run() == []
+    world.reconciler = world.operator()
+    assert await world.run() == []
+    assert world.server.asked == ["10.0.0.1"]
+
+
+async def test_a_pod_that_can_not_be_asked_leaves_ready_alone_and_is_asked_again_later() -> None:
+    world = World(user_service())
+    await world.run()
+    world.server.silent = "a ready server can't be reached on port 8000"
+    world.pods_become_ready()
+    world.api.user_writes(make_pod(ready_at="10.0.0.1", of=world.deployment))
+    assert await world.reconciler.reconcile(KEY) == FIRST_RETRY_S
+    world.api.watch()
+    assert compute(world.service) == "Current"
+    assert await world.run() == []
+    assert world.server.asked == ["10.0.0.1"]
 
 
 async def test_r10_a_generation_is_acknowledged_before_anything_else_is_written() -> None:
@@ -461,3 +512,235 @@ async def test_r12_row_66_a_rollout_keeps_the_numbers_that_it_started_with(
     world.outside.free_now = 5 if free == 0 else 0
     assert await world.run() == []
     assert world.deployment["spec"]["strategy"]["rollingUpdate"] == numbers
+
+
+# --- accelerators that the cluster has, or hasn't
+
+
+def gpu_node(product: str = "NVIDIA-L4", mib: int = 23034, capability: str = "8.9") -> Object:
+    labels = {
+        "nvidia.com/gpu.product": product,
+        "nvidia.com/gpu.memory": str(mib),
+        "nvidia.com/gpu.compute.major": capability[0],
+        "nvidia.com/gpu.compute.minor": capability[2],
+    }
+    return {"metadata": {"name": "n", "labels": labels}, "status": {"allocatable": {"nvidia.com/gpu": "1"}}}
+
+
+def condition_of(service: Object, type_: str) -> tuple[str, str, str]:
+    found = next(c for c in service["status"]["conditions"] if c["type"] == type_)
+    return found["status"], found["reason"], found["message"]
+
+
+L5 = {"accelerator.products": ["NVIDIA-L5"]}
+
+
+async def test_row_82_a_product_that_no_node_has_is_told_and_the_pods_wait_for_one() -> None:
+    world = World(user_service(L5))
+    world.outside.nodes_now = [gpu_node()]
+    assert await world.reconciler.reconcile(KEY) == 0
+    world.api.watch()
+    assert await world.reconciler.reconcile(KEY) == 30
+    world.api.watch()
+    assert DEPLOYMENT in world.api.objects
+    status, reason, message = condition_of(world.service, "CapacityConstrained")
+    assert (status, reason) == ("True", "NoSuitableNode")
+    assert "NVIDIA-L5; the cluster has NVIDIA-L4 (1 node)" in message
+    assert compute(world.service) == "InProgress"
+    world.outside.nodes_now = [gpu_node(), gpu_node("NVIDIA-L5")]
+    await world.run()
+    assert condition_of(world.service, "CapacityConstrained")[:2] == ("False", "SuitableNodes")
+
+
+async def test_row_82_no_serving_pod_is_given_up_for_one_that_no_node_can_take() -> None:
+    world = await settled()
+    world.outside.nodes_now = [gpu_node()]
+    world.change(L5, generation=2)
+    assert await world.reconciler.reconcile(KEY) == 30
+    world.api.watch()
+    assert "affinity" not in world.deployment["spec"]["template"]["spec"]
+    assert condition_of(world.service, "Ready")[0] == "True"
+    assert condition_of(world.service, "Reconciling")[:2] == ("True", "NoSuitableNode")
+    world.outside.nodes_now = [gpu_node("NVIDIA-L5")]
+    await world.run()
+    assert "affinity" in world.deployment["spec"]["template"]["spec"]
+
+
+async def test_with_node_autoscaling_a_missing_node_is_a_remark_and_holds_nothing_back() -> None:
+    world = await settled()
+    world.reconciler = world.operator(autoscaling=True)
+    world.outside.nodes_now = [gpu_node()]
+    world.change(L5, generation=2)
+    await world.run()
+    assert "affinity" in world.deployment["spec"]["template"]["spec"]
+    status, reason, message = condition_of(world.service, "CapacityConstrained")
+    assert (status, reason) == ("False", "NodesAwaited")
+    assert "Node autoscaling may bring one" in message
+
+
+async def test_nodes_that_nobody_can_see_are_unknown_and_hold_nothing_back() -> None:
+    world = await settled()
+    world.change(L5, generation=2)
+    await world.run()
+    assert "affinity" in world.deployment["spec"]["template"]["spec"]
+    assert condition_of(world.service, "CapacityConstrained")[:2] == ("Unknown", "NodesUnknown")
+
+
+async def test_nodes_that_went_hold_back_no_repair() -> None:
+    world = await settled(L5)
+    world.outside.nodes_now = [gpu_node()]
+    world.cache.remove(world.api.objects.pop(("Service", "vision")))
+    await world.run()
+    assert ("Service", "vision") in world.api.objects
+    assert compute(world.service) == "Current"
+
+
+OFFICIAL = "nvcr.io/nvidia/tritonserver:24.10-py3"
+PLAN = {"models[0].format": "TensorRT", "models[0].source.engine": {"tensorRT": "10.3"}}
+
+
+@pytest.mark.parametrize(("own_image", "verdict"), [(False, "InProgress"), (True, "Failed")])
+async def test_row_80_an_engine_of_another_version_is_never_rolled_out_and_the_old_pods_serve(
+    *, own_image: bool, verdict: str
+) -> None:
+    world = await settled()
+    world.reconciler = world.operator(type(IMAGES)("conch.example/conch:1", OFFICIAL))
+    before = copy.deepcopy(world.deployment["spec"])
+    world.change({**PLAN, **({"runtime.image": OFFICIAL} if own_image else {})}, generation=2)
+    await world.run()
+    assert world.deployment["spec"] == before
+    assert compute(world.service) == verdict
+    assert condition_of(world.service, "Ready")[0] == "True"
+    said = condition_of(world.service, "Stalled" if own_image else "Reconciling")
+    assert said[:2] == ("True", "EngineMismatch")
+    assert "built with TensorRT 10.3, and the image has 10.5.0" in said[2]
+    world.change({**PLAN, "models[0].source.engine": {"tensorRT": "10.5"}}, generation=3)
+    await world.run()
+    assert world.deployment["spec"] != before
+
+
+async def test_row_80_a_new_service_with_such_an_engine_makes_no_pod() -> None:
+    world = World(user_service(PLAN), images=type(IMAGES)("conch.example/conch:1", OFFICIAL))
+    await world.run()
+    assert DEPLOYMENT not in world.api.objects
+    assert condition_of(world.service, "Ready")[:2] == ("False", "EngineMismatch")
+
+
+async def test_what_was_measured_is_told_and_refuses_a_smaller_accelerator() -> None:
+    world = await settled()
+    world.outside.nodes_now = [gpu_node("NVIDIA-A100", 40536), gpu_node()]
+    world.outside.used_now = 30 * 2**30
+    await world.run()
+    assert world.service["status"]["gpus"]["memoryUsed"] == "30720Mi"
+    world.outside.used_now = None  # the operator restarts
+    world.change({"accelerator.products": ["NVIDIA-L4"]}, generation=2)
+    await world.run()
+    assert "affinity" not in world.deployment["spec"]["template"]["spec"]
+    assert condition_of(world.service, "Reconciling")[:2] == ("True", "AcceleratorTooSmall")
+    assert "were seen to use 30Gi" in condition_of(world.service, "Reconciling")[2]
+    assert world.service["status"]["gpus"]["memoryUsed"] == "30720Mi"
+    world.change({"accelerator.products": ["NVIDIA-L4"], "models[0].acceleratorMemory": "20Gi"}, generation=3)
+    await world.run()
+    assert "affinity" in world.deployment["spec"]["template"]["spec"]
+    assert "memoryUsed" not in world.service["status"]["gpus"], "it was measured of another spec.models"
+
+
+# --- what settings and releases refuse
+
+
+async def test_r9_a_format_that_the_operator_forbids_is_waited_for_and_the_old_pods_serve() -> None:
+    world = await settled()
+    before = copy.deepcopy(world.deployment["spec"])
+    world.reconciler = ServiceReconciler(replace(world.reconciler._out, allow_python_models=False))
+    world.change({"models[0].format": "Python"}, generation=2)
+    await world.run()
+    assert world.deployment["spec"] == before
+    assert condition_of(world.service, "Ready")[0] == "True"
+    assert condition_of(world.service, "Stalled")[0] == "False"
+    status, reason, message = condition_of(world.service, "Reconciling")
+    assert (status, reason) == ("True", "NotAllowed")
+    assert "spec.models[0].format: Python runs Python code" in message
+    assert "CONCH_ALLOW_PYTHON_MODELS=false" in message
+    world.reconciler = ServiceReconciler(replace(world.reconciler._out, allow_python_models=True))
+    await world.run()
+    assert world.deployment["spec"] != before, "the setting alone heals it"
+
+
+async def test_r7_a_newer_default_image_refuses_nothing_of_a_service_that_keeps_its_own() -> None:
+    older, newer = (f"nvcr.io/nvidia/tritonserver:{release}-py3" for release in ("25.02", "25.03"))
+    world = World(user_service({"models[0].format": "TensorFlow"}), images=type(IMAGES)("conch.example/conch:1", older))
+    await world.run()
+    world.pods_become_ready()
+    world.reconciler = world.operator(type(IMAGES)("conch.example/conch:2", newer))
+    await world.run()
+    assert condition_of(world.service, "Ready")[0] == "True"
+    world.change({"models[0].format": "TensorFlow", "resources.cpu": "2"}, generation=2)
+    await world.run()
+    status, reason, message = condition_of(world.service, "Reconciling")
+    assert (status, reason) == ("True", "UnsupportedRelease")
+    assert "TensorFlow is not in Triton's images from 25.03 on" in message
+    assert world.deployment["spec"]["template"]["spec"]["containers"][0]["image"] == older
+
+
+async def test_our_service_account_stays_until_no_pod_runs_as_it_and_comes_back_when_it_is_wanted() -> None:
+    world = await settled()
+    ours = ("ServiceAccount", names.service_account("vision"))
+    assert ours in world.api.objects
+    world.change({"runtime.serviceAccountName": "team-a"}, generation=2)
+    await world.run()
+    assert world.deployment["spec"]["template"]["spec"]["serviceAccountName"] == "team-a"
+    assert ours in world.api.objects, "a pod of the old revision may start again"
+    world.pods_become_ready()
+    await world.run()
+    assert ours not in world.api.objects
+    assert await world.run() == []
+    world.change({}, generation=3)
+    await world.run()
+    assert ours in world.api.objects
+
+
+# --- claims (DRA)
+
+A_CLAIM = {"accelerator.claim": {"deviceClass": "gpu.nvidia.com"}}
+
+
+def claim_templates(world: World) -> list[str]:
+    return sorted(name for kind, name in world.api.objects if kind == "ResourceClaimTemplate")
+
+
+async def test_row_83_a_changed_claim_is_a_second_template_until_no_old_pod_is_left() -> None:
+    world = World(user_service(A_CLAIM))
+    world.reconciler = world.operator(claims=True)
+    writes = await world.run()
+    assert claim_templates(world)[0] in writes[1] + writes[2] + writes[3], "before the Deployment"
+    world.pods_become_ready()
+    await world.run()
+    first = claim_templates(world)
+    world.change({"accelerator.claim": {"deviceClass": "gpu.nvidia.com", "count": 2}}, generation=2)
+    await world.run()
+    assert len(claim_templates(world)) == 2
+    status = {"observedGeneration": world.deployment["metadata"]["generation"], "replicas": 2, "updatedReplicas": 1}
+    world.api.user_writes({**world.deployment, "status": status})
+    await world.run()
+    assert len(claim_templates(world)) == 2, "a pod of the old revision may start again"
+    world.pods_become_ready()
+    await world.run()
+    assert len(claim_templates(world)) == 1
+    assert claim_templates(world) != first
+    world.change({}, generation=3)
+    await world.run()
+    world.pods_become_ready()
+    await world.run()
+    assert claim_templates(world) == []
+    assert await world.run() == []
+
+
+async def test_row_83_without_the_api_a_claim_is_waited_for_and_the_old_pods_serve() -> None:
+    world = await settled()
+    world.change(A_CLAIM, generation=2)
+    await world.run()
+    assert claim_templates(world) == []
+    assert "resourceClaims" not in world.deployment["spec"]["template"]["spec"]
+    status, reason, message = condition_of(world.service, "Reconciling")
+    assert (status, reason) == ("True", "NoClaims")
+    assert "resource.k8s.io/v1" in message

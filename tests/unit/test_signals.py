@@ -20,15 +20,16 @@ import pytest
 
 from conch.config import Settings
 from conch.scaling.policy import QualityKind, Signals
-from conch.scaling.signals import PrometheusSignals, ReadyPod, Samples, join
+from conch.scaling.signals import SINGLE_MODELS, Pipeline, PrometheusSignals, ReadyPod, Samples, join
 from conch.triton.metrics import Query
+from makers import make_model, make_spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 NS = "ns"
-BUILT = Path.home() / ".cache/conch/sandbox/build-tools/prometheus"
-PROMETHEUS = shutil.which("prometheus") or (str(BUILT) if BUILT.exists() else None)
+BUILT = sorted((Path.home() / ".cache/conch/sandbox").glob("bin-*/prometheus"))
+PROMETHEUS = shutil.which("prometheus") or (str(BUILT[0]) if BUILT else None)
 Row = dict[str, Any]
 
 
@@ -124,16 +125,27 @@ def reading(source: PrometheusSignals) -> Iterator[PrometheusSignals]:
 
 
 async def signals_of(
-    server: Server, pods: tuple[str, ...] = ("a", "b"), *, ready_for_s: float = 600.0, **settings: Any
+    server: Server,
+    pods: tuple[str, ...] = ("a", "b"),
+    *,
+    ready_for_s: float = 600.0,
+    pipeline: Pipeline = SINGLE_MODELS,
+    **settings: Any,
 ) -> Signals:
     with reading(server.source(**settings)) as source:
-        return joined(await source.read(), pods, ready_for_s=ready_for_s)
+        return joined(await source.read(), pods, ready_for_s=ready_for_s, pipeline=pipeline)
 
 
-def joined(samples: Samples, pods: tuple[str, ...] = ("a", "b"), *, ready_for_s: float = 600.0) -> Signals:
+def joined(
+    samples: Samples,
+    pods: tuple[str, ...] = ("a", "b"),
+    *,
+    ready_for_s: float = 600.0,
+    pipeline: Pipeline = SINGLE_MODELS,
+) -> Signals:
     now = time.time()
     ready = [ReadyPod(pod, now - ready_for_s) for pod in pods]
-    return join(samples, NS, ready, now=now, stale_s=30, memory=True)
+    return join(samples, NS, ready, now=now, stale_s=30, memory=True, pipeline=pipeline)
 
 
 async def test_healthy_answers_are_summed_over_the_ready_pods(server: Server) -> None:
@@ -245,6 +257,25 @@ async def test_dcgm_speaks_where_triton_has_no_gauges_or_broken_ones(server: Ser
         assert (await signals_of(server, ("a",))).memory_share == pytest.approx(0.9)
 
 
+async def test_the_bytes_on_the_fullest_accelerator_come_from_whoever_can_be_believed(server: Server) -> None:
+    triton = [*gauges("a", 8e9), *(row("a", value, __name__=name, gpu_uuid="H") for name, value in HALF_FULL.items())]
+    dcgm = memory("a", DCGM_FI_DEV_FB_USED=9000, DCGM_FI_DEV_FB_FREE=1000)
+    for answer, used in (
+        (triton, 12e9),
+        ([*triton, *dcgm], 12e9),
+        ([*gauges("a", 0, 0), *dcgm], 9000 * 2**20),
+        (dcgm, 9000 * 2**20),
+        (gauges("a", 30e9), None),
+        ([], None),
+    ):
+        server.rows = {**healthy("a"), Query.MEMORY: answer}
+        with reading(server.source()) as source:
+            assert (await source.read()).memory_used.get((NS, "a")) == used
+
+
+HALF_FULL = {"nv_gpu_memory_used_bytes": 12e9, "nv_gpu_memory_total_bytes": 24e9}
+
+
 async def test_row_28_a_refused_connection_is_a_state_of_its_own() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
@@ -320,8 +351,9 @@ async def test_row_22_a_single_query_that_fails_never_looks_like_less_load(serve
             server.answer(handler, asked)
 
     server.reply = reply
-    signals = await signals_of(server)
+    signals = await signals_of(server, pipeline=LLM if query is Query.ENGINES else SINGLE_MODELS)
     lost = {
+        Query.ENGINES: not signals.queue.known,
         Query.WAITING: not signals.queue.known,
         Query.AGE: not signals.queue.known,
         Query.SUCCESSES: not signals.flow.known,
@@ -340,7 +372,119 @@ async def test_the_number_of_queries_does_not_grow_with_the_services(server: Ser
         with reading(server.source()) as source:
             await source.read()
             counts.append(source.queries)
-    assert counts == [7, 7]
+    assert counts == [8, 8]
+
+
+# --- models that feed each other, and backends with a queue of their own
+
+CHAIN = Pipeline(ensembles=(("e", ("a", "b")),))
+LLM = Pipeline(engines=("m",))
+
+
+def engine(pod: str, metric: str, value: object, model: str = "m", **labels: str) -> Row:
+    return row(pod, value, __name__=metric, model=model, version="1", **labels)
+
+
+def vllm(pod: str, *, waiting: object, running: object) -> list[Row]:
+    return [
+        engine(pod, "vllm:num_requests_waiting", waiting),
+        engine(pod, "vllm:num_requests_running", running),
+    ]
+
+
+def of_models(pod: str, **figures: float) -> list[Row]:
+    return [by_model(pod, value, model) for model, value in figures.items()]
+
+
+async def test_an_ensembles_queue_is_its_members_and_its_requests_count_once(server: Server) -> None:
+    # As tritonserver 2.51 counted 8 clients of an ensemble of two steps.
+    server.rows = {
+        Query.WAITING: of_models("p", e=0, a=6, b=0),
+        Query.SUCCESSES: of_models("p", e=5, a=5, b=5),
+        Query.IN_SYSTEM: of_models("p", e=8, a=6.6, b=1.4),
+        Query.BUSY: of_models("p", e=2, a=1, b=1),
+        Query.MEMORY: gauges("p"),
+    }
+    signals = await signals_of(server, ("p",), pipeline=CHAIN)
+    assert signals.waiting == (("a", 6.0), ("b", 0.0))
+    assert signals.completions == 5.0
+    assert signals.in_system == (("a", 6.6), ("b", 1.4))
+    assert signals.busy == (("a", 1.0), ("b", 1.0))
+
+
+async def test_what_clients_ask_of_a_member_itself_counts_beside_the_ensemble(server: Server) -> None:
+    server.rows = {**healthy("p"), Query.SUCCESSES: of_models("p", e=5, a=7, b=5), Query.FAILURES: of_models("p", a=1)}
+    assert (await signals_of(server, ("p",), pipeline=CHAIN)).completions == 8.0
+
+
+async def test_a_member_that_failed_its_part_of_an_ensemble_makes_no_request_negative(server: Server) -> None:
+    # The first step failed: the second was never asked.
+    server.rows = {**healthy("p"), Query.SUCCESSES: of_models("p", a=0, b=0), Query.FAILURES: of_models("p", e=5, a=5)}
+    assert (await signals_of(server, ("p",), pipeline=CHAIN)).completions == 5.0
+
+
+async def test_a_queue_inside_the_backend_is_added_to_tritons(server: Server) -> None:
+    rows = [engine_row for pod in ("a", "b") for engine_row in vllm(pod, waiting=20, running=16)]
+    server.rows = {**healthy("a", "b"), Query.ENGINES: rows}
+    signals = await signals_of(server, pipeline=LLM)
+    assert signals.waiting == (("m", 46.0),)
+    # Triton hands a request over at once and sees nothing more of it: the engine says what it works on.
+    assert signals.busy == (("m", 32.0),)
+    assert signals.in_system == (("m", 72.0),)
+    assert signals.queue.kind is QualityKind.FRESH
+
+
+async def test_tensorrt_llms_gauge_is_told_by_its_label(server: Server) -> None:
+    metric = "nv_trt_llm_request_metrics"
+    types = {"waiting": 3, "scheduled": 8, "active": 11, "max": 64, "context": 1}
+    rows = [engine("a", metric, value, request_type=type_) for type_, value in types.items()]
+    server.rows = {**healthy("a"), Query.ENGINES: rows}
+    signals = await signals_of(server, ("a",), pipeline=LLM)
+    assert (signals.waiting, signals.busy) == ((("m", 6.0),), (("m", 8.0),))
+
+
+async def test_a_backends_gauge_that_is_missing_is_unknown_and_not_an_empty_queue(server: Server) -> None:
+    server.rows = healthy("a", "b")
+    signals = await signals_of(server, pipeline=LLM)
+    assert (signals.queue.kind, signals.waiting) == (QualityKind.MISSING, None)
+    assert "REPORT_CUSTOM_METRICS" in signals.queue.detail
+    assert signals.busy is None
+    assert signals.in_system is None
+    server.rows[Query.ENGINES] = vllm("a", waiting=1, running=1)
+    partly = await signals_of(server, pipeline=LLM)
+    assert (partly.queue.kind, partly.queue.covered) == (QualityKind.PARTIAL, 1)
+    assert partly.busy is None
+    # A pod that has just become ready need not have a sample yet.
+    young = await signals_of(server, ("b",), ready_for_s=1, pipeline=LLM)
+    assert (young.too_young, young.queue.detail) == (True, "")
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", -1])
+async def test_a_backends_gauge_that_is_no_number_is_not_believed(server: Server, value: object) -> None:
+    server.rows = {**healthy("a"), Query.ENGINES: vllm("a", waiting=value, running=1)}
+    assert (await signals_of(server, ("a",), pipeline=LLM)).queue.kind is QualityKind.NON_FINITE
+
+
+async def test_other_services_need_no_gauge_of_a_backend(server: Server) -> None:
+    server.rows = healthy("a", "b")
+    assert (await signals_of(server)).queue.kind is QualityKind.FRESH
+
+
+def test_the_pipeline_is_read_from_the_spec() -> None:
+    step = {"inputs": {"x": "x"}, "outputs": {"y": "y"}}
+    spec = make_spec(
+        models=[
+            make_model(name="a"),
+            make_model(name="llm", format="vLLM"),
+            make_model(
+                name="e", format="Ensemble", source=None,
+                inputs=[{"name": "x", "dataType": "FP32", "dims": [4]}],
+                outputs=[{"name": "y", "dataType": "FP32", "dims": [4]}],
+                steps=[{"model": "a", **step}],
+            ),
+        ]
+    )  # fmt: skip
+    assert Pipeline.of(spec) == Pipeline(ensembles=(("e", ("a",)),), engines=("llm",))
 
 
 async def test_without_a_prometheus_nothing_is_asked_and_that_is_said() -> None:

@@ -19,8 +19,9 @@ from conch.reconcile.errors import ReconcileError, Retryable, Stalled, Waiting
 from conch.reconcile.observation import Observation, Problem, observe
 from conch.reconcile.status import StatusInputs, build_status, first_sight
 from conch.workload.deployment import Strategy, template_inputs
+from conch.workload.fit import Fit
 from kstatus import compute
-from makers import make_service, make_spec, stored
+from makers import make_model, make_service, make_spec, stored
 
 if TYPE_CHECKING:
     from conch.api.inferenceservice import InferenceServiceSpec
@@ -339,6 +340,28 @@ def test_without_waiting_pods_or_an_accelerator_there_is_little_to_say() -> None
     assert "gpus" not in status_of(error=INVALID)
 
 
+# --- models
+
+
+def test_the_model_that_broke_is_shown_and_the_others_are_not_blamed() -> None:
+    spec = make_spec(models=[make_model(name="good"), make_model(name="bad")])
+    broken = Problem(Reason.MODEL_LOAD_FAILED, "Model bad …", (("bad", "its file isn't a valid ONNX model"),))
+    status = status_of(replace(STARTING, problems=(broken,)), spec=spec)
+    assert status["models"] == [
+        {"name": "good", "ready": False},
+        {"name": "bad", "ready": False, "message": "its file isn't a valid ONNX model"},
+    ]
+    # While the old pods serve, only the one that broke is known of in the new template.
+    rolling = status_of(replace(ROLLING, problems=(broken,)), spec=spec)
+    assert rolling["models"] == [{"name": "good"}, {"name": "bad", "ready": False, "message": broken.models[0][1]}]
+
+
+def test_an_invalid_spec_leaves_what_is_known_of_the_models() -> None:
+    old = {**SETTLED, "models": [{"name": "resnet50", "ready": True}], "modelsRevision": "abc"}
+    status = status_of(status=old, error=INVALID, generation=2)
+    assert (status["models"], status["modelsRevision"]) == (old["models"], "abc")
+
+
 # --- scaling
 
 
@@ -440,3 +463,32 @@ def test_a_message_is_cut_to_what_the_crd_allows() -> None:
 def test_every_reason_can_come_with_an_error(reason: Reason) -> None:
     for error in (Stalled(reason, "x"), Waiting(reason, "x"), Retryable(reason, "x")):
         status_of(NOTHING, error=error)
+
+
+# --- capacity
+
+
+@pytest.mark.parametrize(
+    ("verdict", "status"),
+    [
+        (Fit(True, Reason.SUITABLE_NODES, "The cluster has suitable nodes."), "False"),
+        (Fit(False, Reason.NO_SUITABLE_NODE, "No node has x."), "True"),
+        (Fit(None, Reason.NODES_UNKNOWN, "It sees no nodes."), "Unknown"),
+        (Fit(True, Reason.NODES_AWAITED, "One may come."), "False"),
+    ],
+)
+def test_row_82_whether_a_node_suits_is_a_condition_in_which_unknown_is_a_value(verdict: Fit, status: str) -> None:
+    told = status_of(fit=verdict)
+    found = conditions_of(told)["CapacityConstrained"]
+    assert (found["status"], found["reason"], found["message"]) == (status, str(verdict.reason), verdict.message)
+    # A spec that can't be read says nothing of nodes: the last word stands.
+    after = conditions_of(status_of(error=INVALID, status=told))["CapacityConstrained"]
+    assert (after["status"], after["message"]) == (status, verdict.message)
+
+
+def test_what_replicas_use_of_an_accelerator_is_told_and_kept_for_the_same_models() -> None:
+    told = status_of(memory_used=3 * 2**30 + 5, models_digest="a")
+    assert (told["gpus"]["memoryUsed"], told["gpus"]["memoryOf"]) == ("3072Mi", "a")
+    InferenceServiceStatus.model_validate({"gpus": told["gpus"]})
+    assert status_of(models_digest="a", status=told)["gpus"]["memoryUsed"] == "3072Mi"
+    assert "memoryUsed" not in status_of(models_digest="b", status=told)["gpus"]

@@ -15,8 +15,8 @@ from conch.triton.metrics import Labels, Query, promql
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-BUILT = Path.home() / ".cache/conch/sandbox/build-tools/promtool"
-PROMTOOL = shutil.which("promtool") or (str(BUILT) if BUILT.exists() else None)
+BUILT = sorted((Path.home() / ".cache/conch/sandbox").glob("bin-*/promtool"))
+PROMTOOL = shutil.which("promtool") or (str(BUILT[0]) if BUILT else None)
 QUERIES = promql(Labels(), 30, 30)
 A = 'namespace="ns", pod="a", model="m", version="1"'
 
@@ -179,3 +179,25 @@ def test_memory_gauges_of_triton_and_dcgm_come_in_one_answer(tmp_path: Path) -> 
         'DCGM_FI_DEV_FB_FREE{namespace="ns", pod="b", UUID="H"}': 1000.0,
     }
     check(tmp_path, series, Query.MEMORY, "30s", expected)
+
+
+@real
+def test_gauges_of_engines_come_by_metric_and_label_once(tmp_path: Path) -> None:
+    llm = 'nv_trt_llm_request_metrics{{namespace="ns", pod="a", model="m", version="1", request_type="{0}"{1}}}'
+    vllm = 'vllm:num_requests_{0}{{namespace="ns", pod="b", model="n", version="1"{1}}}'
+    series = {
+        llm.format("waiting", ""): "3x10",
+        llm.format("waiting", ', prometheus="2"'): "3x10",
+        llm.format("scheduled", ""): "8x10",
+        llm.format("max", ""): "64x10",
+        vllm.format("waiting", ""): "5x10",
+        vllm.format("running", ""): "2x10",
+        vllm.format("swapped", ""): "9x10",
+    }
+    expected = {
+        llm.format("waiting", ""): 3.0,
+        llm.format("scheduled", ""): 8.0,
+        vllm.format("waiting", ""): 5.0,
+        vllm.format("running", ""): 2.0,
+    }
+    check(tmp_path, series, Query.ENGINES, "40s", expected)

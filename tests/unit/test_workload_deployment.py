@@ -159,7 +159,48 @@ def test_row_7_the_gpu_is_a_limit_of_the_container() -> None:
 def test_row_83_a_mig_slice_is_asked_for_by_its_own_resource() -> None:
     pod = pod_of({"accelerator.resource": "nvidia.com/mig-1g.5gb"})
     assert containers_of(pod)["triton"]["resources"]["limits"]["nvidia.com/mig-1g.5gb"] == "1"
-    assert "nvidia.com/gpu" not in json.dumps(pod)
+    assert "nvidia.com/gpu" not in json.dumps([container["resources"] for container in containers_of(pod).values()])
+
+
+CLAIM: dict[str, Any] = {
+    "deviceClass": "gpu.nvidia.com",
+    "count": 2,
+    "selectors": ["device.attributes['gpu.nvidia.com'].productName == 'NVIDIA L4' && {{ x }}"],
+}
+
+
+def test_row_83_a_claim_is_a_template_of_its_own_to_which_the_pod_refers() -> None:
+    children = make_wanted(service_of({"accelerator.claim": CLAIM}))
+    template = next(child for child in children.values() if child["kind"] == "ResourceClaimTemplate")
+    request = template["spec"]["spec"]["devices"]["requests"][0]
+    assert request["exactly"] == {
+        "deviceClassName": "gpu.nvidia.com",
+        "allocationMode": "ExactCount",
+        "count": 2,
+        "selectors": [{"cel": {"expression": CLAIM["selectors"][0]}}],
+    }
+    pod = children["Deployment vision-server"]["spec"]["template"]["spec"]
+    assert pod["resourceClaims"] == [
+        {"name": "accelerators", "resourceClaimTemplateName": template["metadata"]["name"]}
+    ]
+    resources = containers_of(pod)["triton"]["resources"]
+    assert resources["claims"] == [{"name": "accelerators"}]
+    assert not any("/" in name for part in ("requests", "limits") for name in resources[part])
+    assert next(iter(children)) == f"ResourceClaimTemplate {template['metadata']['name']}"
+
+
+def test_row_83_another_claim_has_another_name_and_the_same_one_the_same() -> None:
+    def name_of(**changes: Any) -> str:
+        return str(
+            pod_of({"accelerator.claim": {**CLAIM, **changes}})["resourceClaims"][0]["resourceClaimTemplateName"]
+        )
+
+    assert name_of() == name_of()
+    assert len({name_of(), name_of(count=1), name_of(deviceClass="mig.nvidia.com"), name_of(selectors=["true"])}) == 4
+    longest = make_wanted({**service_of({"accelerator.claim": CLAIM}), "metadata": {
+        "name": "a" * names.MAX_SERVICE_NAME, "namespace": "default", "uid": "u",
+    }})  # fmt: skip
+    assert all(len(child["metadata"]["name"]) <= 63 for child in longest.values())
 
 
 def test_a_service_without_an_accelerator_asks_for_none_and_needs_no_product() -> None:
@@ -187,6 +228,18 @@ def test_every_mount_has_a_volume_and_every_volume_a_mount() -> None:
     for container in containers_of(pod).values():
         paths = [mount["mountPath"] for mount in container["volumeMounts"]]
         assert len(paths) == len(set(paths))
+
+
+def test_a_users_service_account_gives_no_token_and_triton_alone_has_the_authorities_of_redis() -> None:
+    redis = {"host": "redis", "caRef": {"name": "ca"}, "secretRef": {"name": "auth"}}
+    pod = pod_of({"runtime": {"serviceAccountName": "team-a", "responseCache": {"redis": redis}}})
+    assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("team-a", False)
+    assert violations(pod) == []
+    assert "redis-authorities" in {volume["name"] for volume in pod["volumes"]}
+    fetch, triton = pod["initContainers"][0], pod["containers"][0]
+    assert "redis-authorities" in {mount["name"] for mount in triton["volumeMounts"]}
+    assert "redis-authorities" not in {mount["name"] for mount in fetch["volumeMounts"]}
+    assert not any("REDIS" in variable["name"] for variable in fetch.get("env", []))
 
 
 def test_volume_sources_are_mounted_read_only_at_the_same_place_in_both_containers() -> None:
@@ -220,6 +273,89 @@ def test_the_plan_file_is_where_fetch_reads_it() -> None:
     item = next(v for v in pod["volumes"] if v["name"] == "plan")["downwardAPI"]["items"][0]
     assert fetch["args"][fetch["args"].index("--plan") + 1] == f"{mount}/{item['path']}"
     assert item["fieldRef"]["fieldPath"] == f"metadata.annotations['{names.PLAN_ANNOTATION}']"
+
+
+@pytest.mark.parametrize(
+    ("fields", "keys"),
+    [
+        ({}, ["nvidia.com/gpu"]),
+        ({"accelerator.resource": "nvidia.com/mig-1g.5gb"}, ["nvidia.com/gpu", "nvidia.com/mig-1g.5gb"]),
+        ({"accelerator.resource": "amd.com/gpu"}, ["nvidia.com/gpu", "amd.com/gpu"]),
+        ({"accelerator.claim": CLAIM}, ["nvidia.com/gpu"]),
+        ({"accelerator.count": 0}, []),
+        ({"placement.tolerateAcceleratorTaints": False}, []),
+    ],
+)
+def test_the_usual_taints_are_tolerated_with_an_accelerator_and_only_then(
+    fields: dict[str, Any], keys: list[str]
+) -> None:
+    assert pod_of(fields).get("tolerations", []) == [
+        {"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in keys
+    ]
+
+
+MAJOR, MINOR = "nvidia.com/gpu.compute.major", "nvidia.com/gpu.compute.minor"
+UNSAID: list[tuple[str, str, list[str]]] = [(MAJOR, "DoesNotExist", [])]
+BUILT_FOR_89 = {"models[0].source.engine": {"computeCapability": "8.9"}}
+TERMS: list[tuple[dict[str, Any], list[list[tuple[str, str, list[str]]]]]] = [
+    ({}, []),
+    ({"accelerator.products": ["A", "B"]}, [[("nvidia.com/gpu.product", "In", ["A", "B"])]]),
+    ({"accelerator.memory": "24Gi"}, [[("nvidia.com/gpu.memory", "Gt", ["24575"])]]),
+    ({"accelerator.memory": "24G"}, [[("nvidia.com/gpu.memory", "Gt", ["22888"])]]),
+    (
+        {"accelerator": {"resource": "nvidia.com/mig-1g.5gb", "memory": "4Gi"}},
+        [[("nvidia.com/mig-1g.5gb.memory", "Gt", ["4095"])]],
+    ),
+    (
+        {"accelerator": {"resource": "nvidia.com/gpu.shared", "memory": "4Gi"}},
+        [[("nvidia.com/gpu.memory", "Gt", ["4095"])]],
+    ),
+    ({"accelerator.computeCapability": "8.0"}, [[(MAJOR, "Gt", ["7"])]]),
+    (
+        {"accelerator.computeCapability": "8.6"},
+        [[(MAJOR, "Gt", ["8"])], [(MAJOR, "In", ["8"]), (MINOR, "Gt", ["5"])]],
+    ),
+    (
+        {"accelerator": {"products": ["A"], "memory": "1Gi", "computeCapability": "8.6"}},
+        [
+            [("nvidia.com/gpu.product", "In", ["A"]), ("nvidia.com/gpu.memory", "Gt", ["1023"]), (MAJOR, "Gt", ["8"])],
+            [
+                ("nvidia.com/gpu.product", "In", ["A"]),
+                ("nvidia.com/gpu.memory", "Gt", ["1023"]),
+                (MAJOR, "In", ["8"]),
+                (MINOR, "Gt", ["5"]),
+            ],
+        ],
+    ),
+    # What only an engine asks for, a node that says nothing may have.
+    (BUILT_FOR_89, [[(MAJOR, "In", ["8"]), (MINOR, "In", ["9"])], UNSAID]),
+    ({**BUILT_FOR_89, "accelerator.computeCapability": "8.0"}, [[(MAJOR, "In", ["8"]), (MINOR, "In", ["9"])]]),
+    (
+        {"models[0].source.engine": {"computeCapability": "8.9", "hardwareCompatibility": "AmperePlus"}},
+        [[(MAJOR, "Gt", ["7"])], UNSAID],
+    ),
+    ({"models[0].source.engine": {"platform": "linux/arm64"}}, [[("kubernetes.io/arch", "In", ["arm64"])]]),
+    ({"accelerator": {"count": 0, "memory": "1Gi"}}, []),
+    ({**BUILT_FOR_89, "accelerator.claim": CLAIM}, []),
+]
+
+
+@pytest.mark.parametrize(("fields", "terms"), TERMS)
+def test_row_80_and_83_what_an_accelerator_must_have_is_asked_of_the_nodes_labels(
+    fields: dict[str, Any], terms: list[list[tuple[str, str, list[str]]]]
+) -> None:
+    required = {
+        "nodeSelectorTerms": [
+            {
+                "matchExpressions": [
+                    {"key": key, "operator": how, **({"values": values} if values else {})} for key, how, values in term
+                ]
+            }
+            for term in terms
+        ]
+    }
+    wanted = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}} if terms else None
+    assert pod_of(fields).get("affinity") == wanted
 
 
 def test_placement_is_carried_over_and_leaves_nothing_empty() -> None:
@@ -320,6 +456,9 @@ def test_r7_a_changed_spec_takes_the_new_images_and_rendering(monkeypatch: pytes
         ({"runtime.sharedMemory": "1Gi"}, True),
         ({"accelerator.count": 2}, True),
         ({"accelerator.products": ["NVIDIA-L4"]}, True),
+        ({"accelerator.memory": "8Gi"}, True),
+        ({"accelerator.claim": CLAIM}, True),
+        ({"placement.tolerateAcceleratorTaints": False}, True),
         ({"resources.cpu": "2"}, True),
         ({"placement.nodeSelector": {"pool": "gpu"}}, True),
         ({"scaling.startup": "2m"}, True),
@@ -379,6 +518,23 @@ def test_r8_rollout_numbers_edited_by_hand_are_put_back() -> None:
     live = make_deployment(strategy=REPLACE)
     live["spec"]["strategy"]["rollingUpdate"] = {"maxSurge": "50%", "maxUnavailable": 0}
     assert first_difference(live, wanted_of(live=live)) == "spec.strategy.rollingUpdate.maxSurge"
+
+
+def test_r7_row_80_the_images_tensorrt_version_travels_in_the_plan_and_stays_with_the_template() -> None:
+    def version(deployment: dict[str, Any]) -> str | None:
+        annotations = deployment["spec"]["template"]["metadata"]["annotations"]
+        return Plan.from_json(annotations[names.PLAN_ANNOTATION]).tensor_rt
+
+    october = Images("conch.example/conch:1", "nvcr.io/nvidia/tritonserver:24.10-py3")
+    august = Images("conch.example/conch:2", "nvcr.io/nvidia/tritonserver:24.08-py3")
+    service = service_of({"models[0].format": "TensorRT"})
+    first = wanted_of(service, images=october)
+    assert version(first) == "10.5.0"
+    assert version(wanted_of(images=october)) is None, "only an engine needs it"
+    live = make_live(first)
+    assert wanted_of(service, live=live, images=august)["spec"]["template"] == first["spec"]["template"]
+    del live["metadata"]["annotations"][names.CHOSEN_ANNOTATION]
+    assert wanted_of(service, live=live, images=august)["spec"]["template"] == first["spec"]["template"]
 
 
 @pytest.mark.parametrize("kept", [None, "", "no json", "[]", '{"images": 3}', '{"images": {}, "max_surge": 1}'])

@@ -90,6 +90,32 @@ def test_servers_do_not_call_each_other_or_metadata_services() -> None:
     assert not allowed([policy], Flow(SERVER, Outside("169.254.169.254"), 80))
 
 
+STORE = make_model(name="e", source={"uri": "gs://models/m", "identity": "ServiceAccount"})
+
+
+@pytest.mark.parametrize("address", ["169.254.169.252", "169.254.169.254", "169.254.170.23"])
+@pytest.mark.parametrize("port", [80, 988])
+def test_a_source_with_the_clouds_identity_may_ask_the_nodes_metadata_service(address: str, port: int) -> None:
+    assert allowed([policy_of(STORE)], Flow(SERVER, Outside(address), port))
+    assert not allowed([policy_of(STORE)], Flow(SERVER, INTERNET, port))
+
+
+@pytest.mark.parametrize(
+    ("runtime", "port"),
+    [
+        ({"responseCache": {"redis": {"host": "redis", "port": 6380}}}, 6380),
+        ({"tracing": {"endpoint": "http://otel:4318"}}, 4318),
+    ],
+)
+def test_what_triton_itself_connects_to_is_open_and_only_where_it_is_asked_for(
+    runtime: dict[str, Any], port: int
+) -> None:
+    policy = make_wanted(stored(make_service(runtime=runtime)))["NetworkPolicy vision-network"]
+    assert allowed([policy], Flow(SERVER, ELSEWHERE, port))
+    assert not allowed([policy], Flow(SERVER, ELSEWHERE, port + 1))
+    assert not allowed([policy_of(PVC)], Flow(SERVER, ELSEWHERE, port))
+
+
 def test_another_services_pods_are_not_touched() -> None:
     assert allowed([policy_of(PVC)], Flow(ELSEWHERE, OTHER_SERVICE, 9999))
     assert allowed([policy_of(PVC)], Flow(ELSEWHERE, Pod("shop", names.pod_labels("vision")), 9999))
