@@ -65,6 +65,29 @@ class TritonPythonModel:
             responses.append(pb_utils.InferenceResponse(tensors))
         return responses
 '''
+FILLED_IN = '''
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+TENSORS = {"x": (1, 1), "total_in": (1, 1), "start": (1, 1), "end": (1, 1), "ready": (1, 1), "id": (1, 1)}
+
+
+class TritonPythonModel:
+    """y is the number of requests so far that came with all of a sequence's tensors."""
+
+    def initialize(self, args):
+        self.seen = 0
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            found = {name: pb_utils.get_input_tensor_by_name(request, name) for name in TENSORS}
+            whole = all(one is not None and one.as_numpy().shape == TENSORS[name] for name, one in found.items())
+            self.seen += whole
+            y = pb_utils.Tensor("y", np.array([[self.seen]], np.float32))
+            responses.append(pb_utils.InferenceResponse([y]))
+        return responses
+'''
 DOUBLING = '''
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -222,6 +245,15 @@ FEATURES: dict[str, Feature] = {
             warmup=[{"name": "first"}],
         )
     ),
+    "warmup-sequence": Feature(
+        {
+            **SUM,
+            "sequence": {"controls": CONTROLS, "states": [TOTAL]},
+            "warmup": [{"name": "a sample of a sequence", "batchSize": 2}],
+        },
+        FILLED_IN,
+    ),
+    "ragged-alone": Feature(echo(maxBatchSize=4, inputs=[tensor("x", raggedBatch=True)])),
     "response-cache": Feature(echo(responseCache=True, maxBatchSize=4, batching={})),
     "rate-limiter": Feature(
         echo(
@@ -425,6 +457,15 @@ REFUSED_ENSEMBLES: dict[str, tuple[str, str]] = {
         ),
         "mapping to non-existing input",
     ),
+    "ends-of-two-origins": (
+        (
+            "step { model_name: 'pre' model_version: -1 input_map { key: 'a' value: 'start' } "
+            "output_map { key: 'b' value: 'end' } } "
+            "step { model_name: 'decoupled' model_version: -1 input_map { key: 'x' value: 'start' } "
+            "output_map { key: 'y' value: 'more' } } } output { name: 'more' data_type: TYPE_FP32 dims: 3"
+        ),
+        "receives inputs originated from different decoupled",
+    ),
 }
 
 
@@ -485,7 +526,7 @@ def refusing(messages: dict[str, Any], tmp_path_factory: pytest.TempPathFactory)
     """Another one with what it must not load; the rate limiter stays off, which 2.51 can't undo for such models."""
     repository = tmp_path_factory.mktemp("refused")
     repository.chmod(0o755)
-    for name in ("pre", "post", "optional"):
+    for name in ("pre", "post", "optional", "decoupled"):
         write(repository / name, to_pbtxt(messages[name][0]), FEATURES[name], "model.py")
     for name, (text, _) in REFUSED.items():
         write(repository / f"refused-{name}", f"backend: 'python' {text}", Feature({}), "model.py")
@@ -595,6 +636,11 @@ def test_versions_are_served_as_the_policy_says(states: dict[tuple[str, str], di
 def test_warm_up_requests_come_before_the_first_clients(server: TritonProcess) -> None:
     # Four at once in one batch, three alone, one from a file: requests of a batch are handed over one by one.
     assert infer(server, "warmup-given", ("x", "FP32", (1, 3), [1, 2, 3]))["seen"] == [4 + 3 + 1 + 1]
+
+
+def test_a_warm_up_of_a_sequence_has_its_controls_and_states_too(server: TritonProcess) -> None:
+    parameters = {"sequence_id": 7, "sequence_start": True, "sequence_end": True}
+    assert infer(server, "warmup-sequence", ("x", "FP32", (1, 1), [1]), parameters=parameters)["y"] == [2 + 1]
 
 
 def test_a_label_file_names_classes(server: TritonProcess) -> None:

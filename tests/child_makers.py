@@ -24,6 +24,7 @@ def make_wanted(
     strategy: Strategy = SURGE_ON_CREATE,
     live: Mapping[str, Any] | None = None,
     with_pod_monitor: bool = True,
+    allow_code: bool = True,
 ) -> dict[str, dict[str, Any]]:
     """The wanted children of a stored service, by name."""
     children = desired_children(
@@ -34,6 +35,7 @@ def make_wanted(
         live_deployment=live,
         prometheus_namespace="monitoring",
         with_pod_monitor=with_pod_monitor,
+        allow_code=allow_code,
     )
     return {f"{child['kind']} {child['metadata']['name']}": child for child in children}
 

@@ -495,6 +495,11 @@ def every_field() -> set[str]:
 _ALSO: Final = {
     "backend": "`format`; by `config` one that no format stands for, with format Auto",
     "optimization.execution_accelerators": "`config`; of ONNX by `optimization.tensorRT` and `openVINO`",
+    "dynamic_batching": "`batching`",
+    "dynamic_batching.default_queue_policy": "`queue`",
+    "dynamic_batching.priority_queue_policy": "`queue.levels`",
+    "instance_group": "`instances` or `instanceGroups`",
+    "instance_group.name": "`instanceGroups`",
 }
 
 

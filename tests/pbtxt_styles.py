@@ -16,6 +16,8 @@ class Style:
     files: tuple[str, ...] = ("model.onnx",)
     beside: tuple[str, ...] = ()
     differs: tuple[str, ...] = field(default=())
+    lacks: tuple[str, ...] = field(default=())
+    """Fields that say no more than the default and so aren't written."""
 
 
 PAIR = """
@@ -64,12 +66,18 @@ STYLES = [
     Style("a platform of PyTorch",
           'platform: "pytorch_libtorch"\ninput { name: "x" data_type: TYPE_FP32 dims: 1 }\n'
           'output { name: "y" data_type: TYPE_FP32 dims: 1 }', {"format": "PyTorch"}, ("model.pt",)),
+    Style("PyTorch's Python runtime, which finds its class by itself",
+          'backend: "pytorch"\nruntime: "model.py"\ninput { name: "x" data_type: TYPE_FP32 dims: 1 }\n'
+          'output { name: "y" data_type: TYPE_FP32 dims: 1 }',
+          {"format": "PyTorch", "file": "model.py", "config": {"runtime": "model.py"}}, ("model.py",)),
+    Style("a platform that no format stands for", 'platform: "torch_aoti"', {"format": "Auto"}, ("model.pt2",),
+          differs=("platform",), lacks=("config",)),
     Style("a saved model", 'platform: "tensorflow_savedmodel"\nparameters { key: "TF_NUM_INTRA_THREADS" '
           'value { string_value: "2" } }', {"format": "TensorFlow"}, ("model.savedmodel",)),
     Style("a frozen graph, for which there is no format", 'platform: "tensorflow_graphdef"', {"format": "Auto"},
           ("model.graphdef",), differs=("platform",)),
     Style("OpenVINO", 'backend: "openvino"\ninstance_group [ { count: 2 kind: KIND_CPU } ]',
-          {"format": "OpenVINO", "instances": {"count": 2, "kind": "CPU"}}, ("model.xml", "model.bin")),
+          {"format": "OpenVINO", "instances": {"count": 2}}, ("model.xml", "model.bin")),
     Style("Python with an environment of its own",
           'backend: "python"\n' + PAIR + 'instance_group [{ kind: KIND_CPU }]\nparameters: {\n'
           '  key: "EXECUTION_ENV_PATH",\n  value: {string_value: "$$TRITON_MODEL_DIRECTORY/env.tar.gz"}\n}\n'
@@ -86,7 +94,7 @@ STYLES = [
           'parameters: [ { key: "num_threads" value: { string_value: "12" } } ]',
           {"format": "DALI", "maxBatchSize": 256, "parameters": {"num_threads": "12"}}, ("model.dali",)),
     Style("vLLM", 'backend: "vllm"\ninstance_group [\n  {\n    count: 1\n    kind: KIND_MODEL\n  }\n]',
-          {"format": "vLLM", "instances": {"kind": "Model"}}, ("model.json",)),
+          {"format": "vLLM"}, ("model.json",), lacks=("instances",)),
     Style("TensorRT-LLM in flight",
           'backend: "tensorrtllm"\nmax_batch_size: 64\nmodel_transaction_policy { decoupled: true }\n'
           "dynamic_batching { preferred_batch_size: [ 64 ] max_queue_delay_microseconds: 100 default_queue_policy: "
@@ -159,8 +167,8 @@ STYLES = [
           '    { name: "READY" control [ { kind: CONTROL_SEQUENCE_READY int32_false_true: [ 0, 1 ] } ] },\n'
           '    { name: "ID" control [ { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_STRING } ] }\n  ]\n}',
           {"sequence": {"idleTimeout": "5s", "maxQueueDelay": "2ms", "minimumSlotUtilization": 0.5, "controls": [
-              {"tensor": "START", "kind": "Start", "dataType": "FP32", "falseTrue": [0.0, 1.0]},
-              {"tensor": "END", "kind": "End", "dataType": "BOOL", "falseTrue": [0, 1]},
+              {"tensor": "START", "kind": "Start", "dataType": "FP32"},
+              {"tensor": "END", "kind": "End", "dataType": "BOOL"},
               {"tensor": "READY", "kind": "Ready"},
               {"tensor": "ID", "kind": "CorrelationID", "dataType": "STRING"}]}}),
     Style("sequences, oldest first", 'backend: "python"\nmax_batch_size: 4\nsequence_batching { oldest {\n'
@@ -168,15 +176,30 @@ STYLES = [
           "preserve_ordering: true } }",
           {"sequence": {"strategy": "Oldest", "maxQueueDelay": "0.5ms", "maxCandidates": 8, "preferredSizes": [2, 4],
                         "preserveOrdering": True}}, ("model.py",)),
+    Style("a warm-up of a sequence, with what its batcher fills in for clients",
+          'backend: "onnxruntime"\nmax_batch_size: 2\ninput { name: "x" data_type: TYPE_STRING dims: 1 }\n'
+          'sequence_batching { control_input { name: "START" control { kind: CONTROL_SEQUENCE_START '
+          "int32_false_true: [ 0, 1 ] } } }\n"
+          'model_warmup { name: "a sequence sample" batch_size: 2\n'
+          '  inputs { key: "x" value { data_type: TYPE_STRING dims: 1 random_data: true } }\n'
+          '  inputs { key: "START" value { data_type: TYPE_INT32 dims: 1 zero_data: true } } }',
+          {"sequence": {"controls": [{"tensor": "START", "kind": "Start"}]},
+           "warmup": [{"name": "a sequence sample", "batchSize": 2, "inputs": [
+               {"name": "START", "dataType": "INT32", "dims": [1]},
+               {"name": "x", "dataType": "STRING", "dims": [1]}]}]}),
+    Style("copies on the CPU without a number, of which Triton starts two for ONNX",
+          'backend: "onnxruntime"\ninstance_group { kind: KIND_CPU }', {"instances": {"count": 2, "kind": "CPU"}}),
+    Style("copies on the CPU without a number, of which there is one for Python",
+          'backend: "python"\ninstance_group { kind: KIND_CPU }', {"instances": {"kind": "CPU"}}, ("model.py",)),
     Style("state that Triton keeps",
           'backend: "onnxruntime"\nsequence_batching {\n  state [ { input_name: "in_state" output_name: "out_state" '
           "data_type: TYPE_INT32 dims: [ -1 ] use_same_buffer_for_input_output: true\n"
-          '    initial_state: { name: "zero" data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } },\n'
+          '    initial_state: { name: "initial state" data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } },\n'
           '  { input_name: "in_2" output_name: "out_2" data_type: TYPE_FP32 dims: [ 4 ]\n'
           '    initial_state: { name: "saved" data_type: TYPE_FP32 dims: [ 4 ] data_file: "start" } } ]\n}',
           {"sequence": {"states": [
               {"inputName": "in_state", "outputName": "out_state", "dataType": "INT32", "dims": [-1],
-               "initial": [{"name": "zero", "dataType": "INT32", "dims": [1]}], "sameBuffer": True},
+               "initial": [{"name": "initial state", "dataType": "INT32", "dims": [1]}], "sameBuffer": True},
               {"inputName": "in_2", "outputName": "out_2", "dataType": "FP32", "dims": [4],
                "initial": [{"name": "saved", "dataType": "FP32", "dims": [4], "data": "File", "file": "start"}]}]}},
           beside=("initial_state/start",)),

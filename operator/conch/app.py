@@ -32,6 +32,7 @@ from conch.scaling.accelerators import FreeAccelerators
 from conch.scaling.controller import ScalingController
 from conch.scaling.signals import PrometheusSignals
 from conch.triton.probe import Probe
+from conch.triton.refusals import Allowed
 from conch.workload.deployment import Images
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class Operator:
                 recorder=self._recorder,
                 images=Images(settings.fetch_image, settings.triton_image, settings.image_pull_policy),
                 prometheus_namespace=settings.prometheus_namespace,
-                allow_python_models=settings.allow_python_models,
+                allowed=Allowed(settings.allow_python_models, settings.model_cache_host_paths),
                 serves=lambda resource: resource in self._served,
                 node_autoscaling=settings.node_autoscaling,
                 clock=time.monotonic,

@@ -7,6 +7,8 @@ from typing import Annotated
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from conch import names
+
 
 class Settings(BaseSettings):
     """All times in seconds. A wrong value stops the start with the variable's name."""
@@ -26,6 +28,12 @@ class Settings(BaseSettings):
     image_pull_policy: str = Field("IfNotPresent")
     allow_python_models: bool = Field(
         True, description="False: services whose models bring code, such as Python, are refused."
+    )
+
+    model_cache_host_paths: Annotated[tuple[str, ...], NoDecode] = Field(
+        (names.CACHE_HOST_PATH,),
+        description="Comma-separated folders of the nodes in or below which spec.runtime.modelCache.hostPath may lie; "
+        "empty: nowhere.",
     )
 
     prometheus_url: str | None = Field(None, description="Empty: no scaling on metrics, and the status says so.")
@@ -51,7 +59,7 @@ class Settings(BaseSettings):
     lease_renew_deadline_s: float = Field(10.0, gt=0)
     lease_retry_s: float = Field(2.0, gt=0)
 
-    @field_validator("watch_namespaces", mode="before")
+    @field_validator("watch_namespaces", "model_cache_host_paths", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):

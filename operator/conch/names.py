@@ -40,6 +40,9 @@ HTTP_PORT: Final = 8000
 GRPC_PORT: Final = 8001
 METRICS_PORT: Final = 8002
 
+# Where on the nodes a model cache may lie unless the settings say otherwise.
+CACHE_HOST_PATH: Final = "/var/cache/conch"
+
 SERVER_CONTAINER: Final = "triton"
 # What the pods call their claim, and its one request.
 ACCELERATOR_CLAIM: Final = "accelerators"

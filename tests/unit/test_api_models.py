@@ -56,9 +56,6 @@ CASES = [
     model("a format that isn't linear of ONNX",
           {f"{MODEL}.outputs": [{**X, "dims": [1, 2, 3], "nonLinearFormat": True}]},
           f"{MODEL}.outputs[0].nonLinearFormat: is for format TensorRT; remove it"),
-    model("a ragged batch without batching",
-          {f"{MODEL}.inputs": [{**X, "raggedBatch": True}], f"{MODEL}.maxBatchSize": 4},
-          f"{MODEL}.inputs[0].raggedBatch: needs batching", "add batching: {} and maxBatchSize"),
     model("a delay that breaks the order",
           {**BATCHED, f"{MODEL}.batching": {"preserveOrdering": True},
            f"{MODEL}.queue": {"timeout": "1s", "timeoutAction": "Delay"}},
@@ -128,6 +125,10 @@ CASES = [
     model("a warm-up of an input that isn't there",
           {f"{MODEL}.inputs": [X], f"{MODEL}.warmup": [{"name": "a", "inputs": [X, {**X, "name": "y"}]}]},
           f"{MODEL}.warmup[0].inputs[1].name: is no input of the model, which has x"),
+    model("a warm-up of a control that isn't there",
+          {f"{MODEL}.inputs": [X], f"{MODEL}.sequence.controls": [{"tensor": "START", "kind": "Start"}],
+           f"{MODEL}.warmup": [{"name": "a", "inputs": [X, {**X, "name": "STRAT"}]}]},
+          f"{MODEL}.warmup[0].inputs[1].name: is no input of the model, which has START, x"),
     model("a warm-up of another shape and type",
           {f"{MODEL}.inputs": [X],
            f"{MODEL}.warmup": [{"name": "a", "inputs": [{**X, "dims": [4], "dataType": "INT8"}]}]},
@@ -219,7 +220,8 @@ CASES = [
            ".batch_input[0].target_name: is required", inputs=[X]),
     config("a batch's output to an output that isn't there",
            {"batch_output": [{"target_name": ["y"], "kind": "BATCH_SCATTER_WITH_INPUT_SHAPE", "source_input": ["x"]}]},
-           ".batch_output[0].target_name[0]: must be one of the model's outputs", inputs=[X]),
+           ".batch_output[0].target_name[0]: must be one of the model's outputs", inputs=[X],
+           outputs=[{**X, "name": "z"}]),
     config("a metric without a name", {"model_metrics": {"metric_control": [{"histogram_options": {"buckets": [1]}}]}},
            ".model_metrics.metric_control[0].metric_identifier.family: is required"),
     config("a metric without buckets",
@@ -239,6 +241,32 @@ def test_a_combination_that_triton_would_refuse_is_named_with_its_fix(case: Inva
     for line in lines:
         assert len(line) <= 500
         assert line.isprintable()
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        # What isn't listed is found by Triton, and unknown here.
+        {"models[0].config": {"batch_input": [entry()]}},
+        {"models[0].format": "Auto", "models[0].config": {"backend": "My-backend_2"}},
+        # Triton's TensorRT-LLM backend takes any kind; most configurations say CPU.
+        {"models[0].format": "TensorRTLLM", "models[0].instances.kind": "GPU"},
+        # The backend then sees each request's elements one after another, also of a client's own batch.
+        {"models[0].inputs": [{**X, "raggedBatch": True}], "models[0].maxBatchSize": 4},
+        {"models[0].inputs": [{**X, "raggedBatch": True}], "models[0].sequence": {}},
+        {
+            "models[0].inputs": [X],
+            "models[0].sequence": {"controls": [{"tensor": "START", "kind": "Start"}], "states": [STATE]},
+            "models[0].warmup": [
+                {"name": "a sequence's sample", "inputs": [X, {**X, "name": "START"}, {**X, "name": "in"}]},
+                {"name": "made"},
+            ],
+        }
+        | {"models[0].warmup[0].name": "first sample (of 2)"},
+    ],
+)
+def test_what_triton_takes_is_accepted(patch: dict[str, Any]) -> None:
+    assert make_spec(patch).models
 
 
 def test_the_cases_differ() -> None:

@@ -134,6 +134,9 @@ TEXTS: list[tuple[str, str, str]] = [
      '<stdin>:9:7: the key "format" is written twice; line 7 has it already; remove one of them'),
     ("a syntax error", "spec:\n  models: [\n", "<stdin>:3:1: is not YAML"),
     ("a tab", "spec:\n\tmodels: []\n", "<stdin>:2:1: is not YAML: while scanning for the next token found character"),
+    ("a line that is indented otherwise", "a:\n  - b: 1\n   c: 2\n",
+     "<stdin>:3:4: is not YAML: while parsing a block collection"),
+    ("text with a colon", "a: b: c\n", "; indent the line as its neighbours, and put text that holds ': ' in quotes"),
     ("a control character", "a: \x01\n", "is not YAML: special characters are not allowed"),
     ("an unknown tag", "a: !vault x\n", '<stdin>:1:4: has the tag "!vault", which kubectl doesn\'t know; remove it'),
     ("a tag that doesn't fit", "---\na: !!int foo\n", "<stdin>:2:1: holds a value that its tag doesn't fit"),
@@ -179,6 +182,14 @@ def test_other_kinds_are_skipped_and_counted_kserve_s_namesake_too() -> None:
     result = validate("-", stdin=GOOD + others)
     assert result.exit_code == 0
     assert result.stderr == "1 InferenceService in 1 file checked: all valid; 2 objects of other kinds skipped\n"
+
+
+def test_a_misspelled_group_is_told_and_not_skipped() -> None:
+    result = validate("-", stdin=GOOD.replace("conch.dev/v1alpha1", "conch.io/v1alpha1"))
+    assert result.exit_code == 1
+    assert 'apiVersion: must be conch.dev/v1alpha1 (got "conch.io/v1alpha1")' in result.stdout
+    other = validate("-", stdin="apiVersion: torch.dev/v1\nkind: Training\n")
+    assert (other.exit_code, other.stdout) == (0, "")
 
 
 def test_the_items_of_a_list_are_looked_at() -> None:

@@ -118,12 +118,30 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"steps[0].inputs": {"quality": "bytes"}, "spec.models[0].inputs[1].dataType": "UINT8"},
         f"{HERE}.steps[0].inputs: lack raw, an input of decode that isn't optional; add raw: TENSOR",
     ),
+    "a label file": (
+        {"outputs[0].labelFile": "labels.txt"},
+        (
+            f"{HERE}.outputs[0].labelFile: is not for an Ensemble, which has no folder; set it at the model that makes "
+            'the tensor (got "labels.txt")'
+        ),
+    ),
     "two types of one tensor": (
         {"spec.models[1].inputs": [tensor("x", 3, 224, 224, kind="FP16")]},
         (
             f'{HERE}.steps[1].inputs.x: tensor "decoded" is FP32 in steps[0] (decode) and FP16 in steps[1] '
             "(net); make them "
             "the same"
+        ),
+    ),
+    "two types of one tensor, at steps that have names": (
+        {
+            "spec.models[1].inputs": [tensor("x", 3, 224, 224, kind="FP16")],
+            "steps[0].name": "unpack",
+            "steps[1].name": "score",
+        },
+        (
+            f'{HERE}.steps[1].inputs.x: tensor "decoded" is FP32 in steps[0] (unpack) and FP16 in steps[1] (score); '
+            "make them the same"
         ),
     ),
     "two shapes of one tensor": (
@@ -219,6 +237,17 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
             f"{HERE}.steps[2].inputs: reads tensors of different numbers of answers, because the decoupled "
             "steps[0] (decode) "
             "and the request differ; let it read from one of them only"
+        ),
+    ),
+    "outputs of different numbers of answers": (
+        {
+            "spec.models[0].decoupled": True,
+            THIRD: step("bare", {"a": "bytes"}, {"c": "extra"}),
+            "outputs[1]": tensor("extra", 1),
+        },
+        (
+            f"{HERE}.outputs: come from different numbers of answers: the decoupled steps[0] (decode) and the request "
+            "differ; let one of them make all"
         ),
     ),
     "ensembles inside each other": (

@@ -76,6 +76,8 @@ TAINT = {"taints": [{"key": "team", "value": "x", "effect": "NoSchedule"}]}
         ([node()], [], {"placement.nodeSelector": {"pool": "b"}}, 0),
         ([node(gpus=3), node("n2", 1)], [], {"accelerator.count": 2}, 2),
         ([node(gpus="")], [], {}, 0),
+        ([node(gpus="1k")], [], {}, 1000),
+        ([node(gpus="many")], [], {}, 0),
         ([], [], {}, 0),
     ],
 )

@@ -80,6 +80,7 @@ def test_every_style_of_configuration_becomes_the_spec_that_says_the_same(style:
     (model,) = found.service["spec"]["models"]
     for key, value in style.becomes.items():
         assert holds(model[key], value), (key, model[key])
+    assert not set(style.lacks) & set(model)
     assert [difference.field for difference in found.differences] == list(style.differs)
 
 
@@ -144,6 +145,17 @@ def test_the_random_messages_leave_no_field_of_the_message_out() -> None:
     one_value_only = {"BatchOutput.kind"}
     below = {"SecondaryDevice.kind", "SecondaryDevice.device_id"}  # of ModelInstanceGroup.secondary_devices
     assert every_field() - set_somewhere == set(NOT_CARRIED) | one_value_only | below
+
+
+def test_a_path_that_no_pod_has_and_a_kind_that_is_open_are_noted_once() -> None:
+    text = 'backend: "python" parameters { key: "%s" value { string_value: "%s" } }'
+    found = imported(
+        folder(text % ("tokenizer_dir", "/opt/tokenizer"), "model.py", name="one"),
+        folder(text % ("engine", "/models/two/1"), "model.py", name="two"),
+    )
+    kind, path = found.notes
+    assert kind.startswith("one, two: instance_group says no kind; Triton would take a GPU where there is one")
+    assert path.startswith('one: the parameter tokenizer_dir names "/opt/tokenizer", which no pod has')
 
 
 SPACED = """

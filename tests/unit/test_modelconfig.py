@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tritonclient.grpc import model_config_pb2 as pb
 
 from conch.api.inferenceservice import InvalidSpec, parse_service
 from conch.triton.backends import BACKENDS, Format, companions
@@ -313,7 +314,7 @@ ENSEMBLE = {
     "maxBatchSize": 8,
     "responseCache": True,
     "inputs": [{"name": "bytes", "dataType": "UINT8", "dims": [-1]}],
-    "outputs": [{"name": "scores", "dataType": "FP32", "dims": [10], "labelFile": "labels.txt"}],
+    "outputs": [{"name": "scores", "dataType": "FP32", "dims": [10]}],
     "steps": [
         {"model": "decode", "version": 3, "inputs": {"raw": "bytes"}, "outputs": {"image": "decoded"}},
         {"name": "classify", "model": "net", "inputs": {"x": "decoded"}, "outputs": {"y": "scores"}},
@@ -405,6 +406,28 @@ PLANS: dict[str, tuple[str | None, str]] = {
 def test_each_format_has_its_file_and_what_it_must_be(model_format: str) -> None:
     plan = planned(parsed(make_model(format=model_format, inputs=[INPUT], outputs=[OUTPUT])), gpu=True)
     assert (plan["file_name"], plan["expects"]) == PLANS[model_format]
+
+
+def test_a_warm_up_that_is_made_fills_in_what_the_sequence_batcher_fills_in_for_clients() -> None:
+    state = {"inputName": "state", "outputName": "next", "dataType": "FP16", "dims": [-1, 2]}
+    controls = [
+        {"tensor": "start", "kind": "Start"},
+        {"tensor": "end", "kind": "End", "dataType": "BOOL"},
+        {"tensor": "id", "kind": "CorrelationID"},
+    ]
+    model = make_model(inputs=[INPUT], warmup=[{"name": "made"}], sequence={"controls": controls, "states": [state]})
+    (warmup,) = model_config(parsed(model), gpu=False).model_warmup
+    made = {
+        name: (pb.DataType.Name(entry.data_type), list(entry.dims), entry.WhichOneof("input_data_type"))
+        for name, entry in warmup.inputs.items()
+    }
+    assert made == {
+        "input": ("TYPE_FP32", [3, 224, 224], "random_data"),
+        "start": ("TYPE_INT32", [1], "zero_data"),
+        "end": ("TYPE_BOOL", [1], "zero_data"),
+        "id": ("TYPE_UINT64", [1], "zero_data"),
+        "state": ("TYPE_FP16", [1, 2], "zero_data"),
+    }
 
 
 def test_every_format_is_in_the_table_and_tells_its_companions() -> None:

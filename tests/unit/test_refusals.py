@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from conch.triton.refusals import by_release, by_settings
+from conch.triton.refusals import Allowed, by_release, by_settings
 from makers import make_model, make_spec
 
 NVIDIA = "nvcr.io/nvidia/tritonserver"
@@ -33,26 +33,26 @@ PYTHON = make_model(name="a", format="Python")
 )
 def test_code_that_comes_with_a_model_is_refused_where_the_operator_says_so(model: dict[str, Any], field: str) -> None:
     spec = make_spec(models=[make_model(name="plain"), make_model(name="other", **model)])
-    (found,) = by_settings(spec, allow_python_models=False)
+    (found,) = by_settings(spec, Allowed(python_models=False))
     assert found.startswith(f"spec.models[1].{field}")
     assert "CONCH_ALLOW_PYTHON_MODELS=false" in found
-    assert by_settings(spec, allow_python_models=True) == []
+    assert by_settings(spec, Allowed()) == []
 
 
 @pytest.mark.parametrize("plain", ["ONNX", "TensorRT", "PyTorch", "TensorFlow", "OpenVINO", "DALI", "TensorRTLLM"])
 def test_a_format_without_code_is_allowed_everywhere(plain: str) -> None:
     tensors = [{"name": "x", "dataType": "FP32", "dims": [1]}]
     model = make_model(format=plain, inputs=tensors, outputs=tensors)
-    assert by_settings(make_spec(models=[model]), allow_python_models=False) == []
+    assert by_settings(make_spec(models=[model]), Allowed(python_models=False)) == []
 
 
 def test_a_plug_in_out_of_a_models_folder_is_code_too() -> None:
     def spec(path: str) -> Any:
         return make_spec({"runtime.backends": [{"name": "tensorrt", "settings": {"plugins": path}}]})
 
-    assert by_settings(spec("/opt/plugins/a.so"), allow_python_models=False) == []
+    assert by_settings(spec("/opt/plugins/a.so"), Allowed(python_models=False)) == []
     for path in ("/models/resnet50/1/a.so", "/sources/0/a.so"):
-        (found,) = by_settings(spec(path), allow_python_models=False)
+        (found,) = by_settings(spec(path), Allowed(python_models=False))
         assert found.startswith("spec.runtime.backends[0].settings.plugins: loads a library")
 
 
@@ -117,3 +117,29 @@ def test_what_the_release_cant_do_is_refused_with_the_release_and_the_fix(
 )
 def test_nothing_is_refused_for_what_is_unknown_or_there(fields: dict[str, Any], image: str) -> None:
     assert by_release(make_spec(fields), image) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed", "refused"),
+    [
+        ("/var/cache/conch", ("/var/cache/conch",), None),
+        ("/var/cache/conch/big", ("/srv", "/var/cache/conch"), None),
+        ("/var/cache/conchshell", ("/var/cache/conch",), "allowed: /var/cache/conch)"),
+        ("/etc", ("/srv", "/var/cache/conch"), "allowed: /srv or /var/cache/conch)"),
+        ("/etc", (), "allowed: nowhere)"),
+    ],
+)
+def test_a_cache_on_the_nodes_lies_only_where_the_operator_says(
+    path: str, allowed: tuple[str, ...], refused: str | None
+) -> None:
+    found = by_settings(make_spec(runtime={"modelCache": {"hostPath": path}}), Allowed(cache_host_paths=allowed))
+    assert len(found) == (refused is not None)
+    for words in found:
+        assert words.startswith("spec.runtime.modelCache.hostPath: ")
+        assert refused is not None
+        assert refused in words
+        assert "CONCH_MODEL_CACHE_HOST_PATHS" in words
+
+
+def test_a_cache_on_a_claim_is_allowed_everywhere() -> None:
+    assert by_settings(make_spec(runtime={"modelCache": {"claimName": "models"}}), Allowed()) == []

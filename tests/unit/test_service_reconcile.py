@@ -18,7 +18,9 @@ from conch.kube.errors import Conflict, Invalid
 from conch.reconcile.fetching import FetchTeller
 from conch.reconcile.reading import FIRST_RETRY_S, ModelReader
 from conch.reconcile.service import Collaborators, Key, ServiceReconciler
+from conch.storage.plan import Plan
 from conch.triton.modelconfig import model_config
+from conch.triton.refusals import Allowed
 from fake_server import FakeServer, make_loaded
 from kstatus import compute
 from makers import IMAGES, make_service, stored
@@ -651,7 +653,7 @@ async def test_what_was_measured_is_told_and_refuses_a_smaller_accelerator() -> 
 async def test_r9_a_format_that_the_operator_forbids_is_waited_for_and_the_old_pods_serve() -> None:
     world = await settled()
     before = copy.deepcopy(world.deployment["spec"])
-    world.reconciler = ServiceReconciler(replace(world.reconciler._out, allow_python_models=False))
+    world.reconciler = ServiceReconciler(replace(world.reconciler._out, allowed=Allowed(python_models=False)))
     world.change({"models[0].format": "Python"}, generation=2)
     await world.run()
     assert world.deployment["spec"] == before
@@ -661,9 +663,23 @@ async def test_r9_a_format_that_the_operator_forbids_is_waited_for_and_the_old_p
     assert (status, reason) == ("True", "NotAllowed")
     assert "spec.models[0].format: Python runs Python code" in message
     assert "CONCH_ALLOW_PYTHON_MODELS=false" in message
-    world.reconciler = ServiceReconciler(replace(world.reconciler._out, allow_python_models=True))
+    world.reconciler = ServiceReconciler(replace(world.reconciler._out, allowed=Allowed()))
     await world.run()
     assert world.deployment["spec"] != before, "the setting alone heals it"
+
+
+async def test_r7_a_setting_against_code_reaches_the_pods_with_the_next_change_of_the_spec() -> None:
+    def allowed(world: World) -> bool:
+        annotations = world.deployment["spec"]["template"]["metadata"]["annotations"]
+        return Plan.from_json(annotations[names.PLAN_ANNOTATION]).allow_code
+
+    world = await settled()
+    world.reconciler = ServiceReconciler(replace(world.reconciler._out, allowed=Allowed(python_models=False)))
+    await world.run()
+    assert allowed(world)
+    world.change({"resources.cpu": "2"}, generation=2)
+    await world.run()
+    assert not allowed(world)
 
 
 async def test_r7_a_newer_default_image_refuses_nothing_of_a_service_that_keeps_its_own() -> None:

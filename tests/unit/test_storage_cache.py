@@ -239,6 +239,13 @@ def test_a_part_of_the_nodes_own_disk_stays_free_for_the_kubelet(tmp_path: Path)
     assert notes.warnings == ["not kept in the model cache: no room"]
 
 
+def test_nothing_is_dropped_where_that_would_not_make_room_enough(tmp_path: Path) -> None:
+    small, large = model_file(tmp_path, "small", b"small"), model_file(tmp_path, "large", b"large")
+    assert make_cache(tmp_path / "cache").keep(*small)
+    assert not make_cache(tmp_path / "cache", node_reserve=1.0).keep(*large)
+    assert make_cache(tmp_path / "cache").take(small[0], tmp_path / "pod")
+
+
 @contextmanager
 def child(program: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
     """A process of its own that uses the cache; ended at the latest with the test."""

@@ -435,7 +435,7 @@ def test_a_repository_that_can_not_be_written_is_said_without_a_traceback(author
         (tmp_path / "models").write_text("in the way")
         done = subprocess.run(arguments, env=environment(), capture_output=True, text=True, check=False, timeout=30)
     assert done.returncode == 1
-    assert (tmp_path / "termination").read_text().startswith("the model repository can't be written: ")
+    assert (tmp_path / "termination").read_text().startswith("the model repository can't be built: ")
     assert "Traceback" not in done.stderr
 
 
@@ -612,3 +612,18 @@ def test_an_ensemble_has_no_source_and_gets_an_empty_version(tmp_path: Path) -> 
         "fetched": [{"model": "pipeline", "origin": "None", "bytes": 0, "seconds": 0.0}]
     }
     assert list((tmp_path / "models/pipeline/1").iterdir()) == []
+
+
+def test_a_small_answer_that_never_ends_is_given_up_in_time(authority: Path) -> None:
+    def dripping(handler: Handler) -> None:
+        handler.start(200)
+        while not cast("Server", handler.server).closing.wait(0.02):
+            handler.wfile.write(b" ")
+
+    trust = ssl.create_default_context(cafile=str(authority / "ca.pem"))
+    patience = Patience(stall_timeout_s=0.3, total_timeout_s=0.5)
+    log = structlog.wrap_logger(structlog.testing.CapturingLogger())
+    with serving(authority, dripping) as server, urllib3.PoolManager(ssl_context=trust) as pool:
+        downloader = Downloader(pool, patience, clock=Haste(), jitter=lambda: 0.5, log=log)
+        with pytest.raises(SourceStalledError, match=r"is not complete after 0\.5 s"):
+            downloader.read(Wanted(server.url(), ""), {}, 200)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -346,6 +347,37 @@ def test_a_version_compatible_engine_runs_with_a_later_tensorrt(tmp_path: Path) 
     inspect(planned(mount, "model.plan"), tensor_rt="10.7.0")
     with pytest.raises(WrongLayoutError, match=r"version-compatible with TensorRT 10\.4\.0, which 10\.3\.0"):
         inspect(planned(mount, "model.plan"), tensor_rt="10.3.0")
+
+
+def test_what_the_manifest_leaves_open_the_spec_says(tmp_path: Path) -> None:
+    mount = fill(tmp_path, "resnet/1/model.plan")
+    engine(mount, "resnet/1", tensorRT="10.4.0")
+    compatible = PlannedEngine(version_compatible=True)
+    inspect(planned(mount, "model.plan", engine=compatible), tensor_rt="10.7.0")
+    with pytest.raises(WrongLayoutError, match=r"version-compatible with TensorRT 10\.4\.0, which 10\.3\.0"):
+        inspect(planned(mount, "model.plan", engine=compatible), tensor_rt="10.3.0")
+    engine(mount, "resnet/1", computeCapability="8.9")
+    with pytest.raises(WrongLayoutError, match=r"built with TensorRT 10\.4\.0, and the image has 10\.7\.0"):
+        inspect(planned(mount, "model.plan", engine=PlannedEngine(tensor_rt="10.4.0")), tensor_rt="10.7.0")
+
+
+@pytest.mark.parametrize(
+    ("said", "written", "words"),
+    [
+        ({"version_compatible": True}, {"versionCompatible": False}, "engine.versionCompatible is True"),
+        (
+            {"hardware_compatibility": "AmperePlus"}, {"hardwareCompatibility": "SameComputeCapability"},
+            "engine.hardwareCompatibility is 'AmperePlus', and conch-engine.json",
+        ),
+    ],
+)  # fmt: skip
+def test_the_specs_word_about_compatibility_must_be_the_manifests_too(
+    said: dict[str, Any], written: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    mount = fill(tmp_path, "resnet/1/model.plan")
+    engine(mount, "resnet/1", **written)
+    with pytest.raises(WrongLayoutError, match=re.escape(words)):
+        inspect(planned(mount, "model.plan", engine=PlannedEngine(**said)))
 
 
 def test_the_specs_word_about_an_engine_must_be_the_manifests(tmp_path: Path) -> None:

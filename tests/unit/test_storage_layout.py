@@ -12,10 +12,17 @@ import pytest
 import structlog
 
 from conch.storage.digest import file_digest, tree_digest
-from conch.storage.errors import DigestMismatchError, FetchError, SourceRefusedError, WrongLayoutError
+from conch.storage.errors import (
+    DigestMismatchError,
+    DiskFullError,
+    FetchError,
+    SourceRefusedError,
+    WrongLayoutError,
+)
 from conch.storage.fetch import carry_out
 from conch.storage.layout import inspect, walk
 from conch.storage.plan import Plan, PlannedModel
+from conch.storage.remote import Fetcher
 
 
 def planned(mount: Path, path: str | None = "/filetype", **changes: Any) -> PlannedModel:
@@ -43,10 +50,11 @@ class NothingToDownload:
         raise AssertionError(f"{model.name} is on a volume; {content} needs no {downloads}")
 
 
-def fetch(into: Path, *models: PlannedModel) -> None:
+def fetch(into: Path, *models: PlannedModel, fetcher: Fetcher | None = None, **plan: Any) -> None:
     into.mkdir(exist_ok=True)
     log = structlog.wrap_logger(structlog.testing.CapturingLogger())
-    carry_out(Plan(models=models), into, lambda _stall_timeout_s: NothingToDownload(), clock=time, log=log)
+    fetcher = fetcher or NothingToDownload()
+    carry_out(Plan(models=models, **plan), into, lambda _stall_timeout_s: fetcher, clock=time, log=log)
 
 
 def seen_by_triton(into: Path) -> set[str]:
@@ -169,6 +177,16 @@ def test_pipes_loops_dead_links_and_names_with_control_characters_are_refused(tm
             inspect(planned(folder.parent))
 
 
+def test_links_that_multiply_files_without_end_are_refused(tmp_path: Path) -> None:
+    for level in range(40):
+        (tmp_path / f"{level}").mkdir()
+        for name in "ab":
+            (tmp_path / f"{level}" / name).symlink_to(f"../{level + 1}")
+    fill(tmp_path, "40/f")
+    with pytest.raises(WrongLayoutError, match=r"holds more than 1000 files and folders, .*spec\.models\[\]\.source"):
+        list(walk(tmp_path / "0", tmp_path, "pvc://models/x", entries_max=1000))
+
+
 def test_the_tree_digest_is_the_one_that_its_docstring_lets_gnu_tools_compute(tmp_path: Path) -> None:
     tree = fill(
         tmp_path, "b/2", "a b/ü", "b.txt", ".hidden", "-n", "B", "b/10/x", "lost+found/skipped", "c/lost+found/x"
@@ -231,3 +249,109 @@ def test_the_digest_of_a_file_is_what_sha256sum_prints(tmp_path: Path) -> None:
     content = os.urandom((3 << 20) + 17)
     (tmp_path / "f").write_bytes(content)
     assert file_digest(tmp_path / "f") == f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+class Folder:
+    """A source of two files, such as a prefix of a bucket."""
+
+    def __init__(self) -> None:
+        self.fetched = 0
+
+    def fetch(self, model: PlannedModel, content: Path, downloads: Path) -> None:
+        assert (model.uri, content.parent) == ("s3://models/filetype/", downloads)
+        self.fetched += 1
+        fill(content, "1/model.onnx", "1/weights.bin")
+
+
+def downloaded(**changes: Any) -> PlannedModel:
+    fields: dict[str, Any] = {
+        "name": "filetype",
+        "uri": "s3://models/filetype/",
+        "file_name": "model.onnx",
+        "config": 'name: "filetype"\n',
+    }
+    return PlannedModel(**(fields | changes))
+
+
+def test_a_restarted_pod_gets_its_models_again(tmp_path: Path) -> None:
+    mount, into = fill(tmp_path / "mount", "filetype/1/model.onnx"), tmp_path / "models"
+    models = (planned(mount, name="mounted"), downloaded(), downloaded(name="again"))
+    for _ in range(2):
+        fetch(into, *models, fetcher=Folder())
+        assert seen_by_triton(into) == {
+            "mounted/config.pbtxt", "mounted/1/model.onnx",
+            "filetype/config.pbtxt", "filetype/1/model.onnx", "filetype/1/weights.bin",
+            "again/config.pbtxt", "again/1/model.onnx", "again/1/weights.bin",
+        }  # fmt: skip
+
+
+def test_content_of_which_a_killed_run_had_removed_a_part_is_fetched_again(tmp_path: Path) -> None:
+    into, source = tmp_path / "models", Folder()
+    with pytest.raises(WrongLayoutError):
+        fetch(into, downloaded(), downloaded(name="b", file_name="absent.onnx"), fetcher=source)
+    assert source.fetched == 1, "the two share one source"
+    fetch(into, downloaded(), fetcher=source)
+    assert source.fetched == 1, "what an earlier run left is used"
+    with pytest.raises(WrongLayoutError):
+        fetch(into, downloaded(), downloaded(name="b", file_name="absent.onnx"), fetcher=source)
+    (content,) = (into / ".conch-staging/download").glob("*.content")
+    (content / "1/weights.bin").unlink()
+    fetch(into, downloaded(), fetcher=source)
+    assert source.fetched == 3
+    assert "filetype/1/weights.bin" in seen_by_triton(into)
+
+
+@pytest.mark.parametrize("place", ["filetype/1/libtriton_onnxruntime.so", "filetype/libtriton_own.so"])
+def test_a_library_that_triton_would_load_from_a_models_folder_is_refused_where_code_is(
+    place: str, tmp_path: Path
+) -> None:
+    mount, into = fill(tmp_path / "mount", "filetype/1/model.onnx", place), tmp_path / "models"
+    fetch(into, planned(mount), planned(mount, name="other"))
+    with pytest.raises(WrongLayoutError) as refusal:
+        fetch(into, planned(mount, field="spec.models[0]"), allow_code=False)
+    assert str(refusal.value) == (
+        f'model "filetype": Triton would load {place.removeprefix("filetype/")} (pvc://models/filetype) in place of '
+        "its own backend, which the operator's setting CONCH_ALLOW_PYTHON_MODELS=false forbids "
+        "(spec.models[0].source); remove it from the source, or ask whoever runs Conch"
+    )
+
+
+def test_a_single_file_can_not_be_such_a_library_either(tmp_path: Path) -> None:
+    mount = fill(tmp_path / "mount", "m.onnx")
+    model = planned(mount, "/m.onnx", file_name="libtriton_onnxruntime.so")
+    with pytest.raises(WrongLayoutError, match=r"would load 1/libtriton_onnxruntime\.so"):
+        fetch(tmp_path / "models", model, allow_code=False)
+
+
+class SmallDisk(Folder):
+    """A source on a disk that has no room for the model twice."""
+
+    def __init__(self, into: Path) -> None:
+        super().__init__()
+        self._into = into
+        self.in_the_way = False
+
+    def fetch(self, model: PlannedModel, content: Path, downloads: Path) -> None:
+        if self.in_the_way or (self._into / model.name).exists():
+            raise DiskFullError("the model volume is full", "free space")
+        super().fetch(model, content, downloads)
+
+
+def test_after_a_nodes_restart_the_earlier_copy_makes_way_where_the_disk_holds_only_one(tmp_path: Path) -> None:
+    into = tmp_path / "models"
+    source = SmallDisk(into)
+    for count in (1, 2):
+        fetch(into, downloaded(), fetcher=source)
+        assert source.fetched == count
+        assert seen_by_triton(into) == {
+            "filetype/config.pbtxt", "filetype/1/model.onnx", "filetype/1/weights.bin",
+        }  # fmt: skip
+
+
+def test_a_disk_that_is_too_small_anyway_is_named(tmp_path: Path) -> None:
+    into = tmp_path / "models"
+    source = SmallDisk(into)
+    (into / "filetype").mkdir(parents=True)
+    source.in_the_way = True
+    with pytest.raises(DiskFullError, match='model "filetype": the model volume is full; free space'):
+        fetch(into, downloaded(), fetcher=source)

@@ -10,6 +10,7 @@ import random
 import tarfile
 import threading
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -35,7 +36,7 @@ from oci_registry import (
 from store_servers import SecretFolder, proxy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 BODY = random.Random(7).randbytes(300_000)
@@ -86,13 +87,17 @@ def titled(name: str, **annotations: str) -> dict[str, Any]:
     return {"annotations": {TITLE: name, **annotations}}
 
 
-def tar_of(files: dict[str, bytes]) -> bytes:
+def tar_of(files: dict[str, bytes], links: Mapping[str, str] = MappingProxyType({})) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for name, data in files.items():
             entry = tarfile.TarInfo(name)
             entry.size = len(data)
             archive.addfile(entry, io.BytesIO(data))
+        for name, target in links.items():
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = tarfile.SYMTYPE, target
+            archive.addfile(entry)
     return buffer.getvalue()
 
 
@@ -160,6 +165,21 @@ def test_tar_layers_are_unpacked_over_each_other(open_registry: Registry, tmp_pa
         "1/model.onnx": BODY, "2/model.onnx": b"two", "labels.txt": b"cat", "notes/readme.txt": b"note",
     }  # fmt: skip
     assert [child.name for child in tmp_path.iterdir() if child.name.startswith("content.")] == []
+
+
+@pytest.mark.parametrize("last", [(b"x", titled("up/evil")), (tar_of({"up/evil": b"x"}), TAR_TYPE)])
+def test_links_of_two_layers_that_together_lead_out_are_not_written_through(
+    last: tuple[bytes, dict[str, Any]], open_registry: Registry, tmp_path: Path
+) -> None:
+    layers = [
+        (tar_of({"x/y/f": b""}, {"deep/d": "../x/y", "up": "deep/d/../.."}), TAR_TYPE),
+        (tar_of({"s/f": b""}, {"deep/d": "../s"}), TAR_TYPE),
+        last,
+    ]
+    digest = open_registry.push("vision/links", layers)
+    with pytest.raises(WrongLayoutError, match="a layer would be written through the link up"):
+        fetch(tmp_path, model(open_registry, "vision/links", digest))
+    assert not (tmp_path / "evil").exists()
 
 
 def test_a_folder_that_oras_pushed_is_unpacked(open_registry: Registry, tmp_path: Path) -> None:

@@ -46,10 +46,10 @@ def service_of(fields: dict[str, Any] | None = None, **overrides: Any) -> dict[s
 
 def wanted_of(
     service: dict[str, Any] | None = None, *, live: dict[str, Any] | None = None, images: Images = IMAGES,
-    strategy: Strategy = SURGE_ON_CREATE,
+    strategy: Strategy = SURGE_ON_CREATE, allow_code: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
     service = service_of() if service is None else service
-    return make_wanted(service, live=live, images=images, strategy=strategy)[DEPLOYMENT]
+    return make_wanted(service, live=live, images=images, strategy=strategy, allow_code=allow_code)[DEPLOYMENT]
 
 
 def pod_of(fields: dict[str, Any] | None = None, **overrides: Any) -> dict[str, Any]:
@@ -535,6 +535,23 @@ def test_r7_row_80_the_images_tensorrt_version_travels_in_the_plan_and_stays_wit
     assert wanted_of(service, live=live, images=august)["spec"]["template"] == first["spec"]["template"]
     del live["metadata"]["annotations"][names.CHOSEN_ANNOTATION]
     assert wanted_of(service, live=live, images=august)["spec"]["template"] == first["spec"]["template"]
+
+
+def test_r7_whether_models_may_bring_code_travels_in_the_plan_and_stays_with_the_template() -> None:
+    def allowed(deployment: dict[str, Any]) -> bool:
+        annotations = deployment["spec"]["template"]["metadata"]["annotations"]
+        return Plan.from_json(annotations[names.PLAN_ANNOTATION]).allow_code
+
+    for before in (True, False):
+        first = wanted_of(allow_code=before)
+        assert allowed(first) is before
+        live = make_live(first)
+        after = not before
+        assert wanted_of(live=live, allow_code=after)["spec"]["template"] == first["spec"]["template"]
+        changed = service_of({"resources.cpu": "2"})
+        assert allowed(wanted_of(changed, live=live, allow_code=after)) is after
+        del live["metadata"]["annotations"][names.CHOSEN_ANNOTATION]
+        assert wanted_of(live=live, allow_code=after)["spec"]["template"] == first["spec"]["template"]
 
 
 @pytest.mark.parametrize("kept", [None, "", "no json", "[]", '{"images": 3}', '{"images": {}, "max_surge": 1}'])

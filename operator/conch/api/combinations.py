@@ -37,10 +37,10 @@ def _tensors(model: Model) -> Iterator[Problem]:
     for kind in ("inputs", "outputs"):
         for index, tensor in enumerate(getattr(model, kind)):
             yield from _tensor(model, (kind, index), tensor)
-    for index, tensor in enumerate(model.inputs):
-        if tensor.ragged_batch and model.batching is None:
-            words = "needs batching, which forms such batches; add batching: {} and maxBatchSize, or remove it"
-            yield Problem(("inputs", index, "raggedBatch"), words, True)
+    for index, tensor in enumerate(model.outputs):
+        if tensor.label_file is not None and model.format == "Ensemble":
+            words = "is not for an Ensemble, which has no folder; set it at the model that makes the tensor"
+            yield Problem(("outputs", index, "labelFile"), words, tensor.label_file)
 
 
 def _tensor(model: Model, place: Place, tensor: Tensor) -> Iterator[Problem]:
@@ -72,8 +72,8 @@ def _instances(model: Model) -> Iterator[Problem]:
         if group.kind == "CPU" and not backend.cpu and backend.instance_kind != "CPU":
             words = f"must not be CPU, where a {model.format} model can't run; use another kind or remove it"
             yield Problem((*place, "kind"), words, group.kind)
-        if group.kind == "GPU" and backend.instance_kind == "CPU":
-            words = f"must be CPU for format {model.format}, whose backend places the model itself; remove it"
+        if group.kind == "GPU" and backend.instance_kind == "CPU" and backend.cpu:
+            words = f"must be CPU for format {model.format}, whose backend takes no other; remove it"
             yield Problem((*place, "kind"), words, group.kind)
     if model.instance_groups and all(group.passive for group in model.instance_groups):
         words = "must not all be passive, or nothing answers requests; set passive to false in one"
@@ -162,6 +162,9 @@ def _warmup(model: Model) -> Iterator[Problem]:
 
 def _warmup_inputs(model: Model, place: Place, warmup: Warmup) -> Iterator[Problem]:
     declared = {tensor.name: tensor for tensor in model.inputs}
+    # A warm-up passes the sequence batcher by, so what that fills in for clients must stand in it (core,
+    # TritonModelInstance::GenerateWarmupData).
+    filled_in = set() if model.sequence is None else model.sequence.filled_in()
     given = {tensor.name for tensor in warmup.inputs}
     missing = [name for name, tensor in declared.items() if name not in given and not tensor.optional]
     if warmup.inputs and missing:
@@ -173,8 +176,8 @@ def _warmup_inputs(model: Model, place: Place, warmup: Warmup) -> Iterator[Probl
         known = declared.get(tensor.name)
         if known is not None:
             yield from _warmup_input(where, tensor, known)
-        elif declared:
-            words = f"is no input of the model, which has {', '.join(sorted(declared)[:8])}; correct it"
+        elif declared and tensor.name not in filled_in:
+            words = f"is no input of the model, which has {', '.join(sorted({*declared, *filled_in})[:8])}; correct it"
             yield Problem((*where, "name"), words, tensor.name)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BaseModel, Field, ValidationError
+from pydantic.alias_generators import to_snake
 
 from conch import names
 from conch.api.accelerator import Accelerator
@@ -167,6 +168,7 @@ NAME_MESSAGE: Final = (
 
 _MAX_SHOWN: Final = 80
 _MAX_PROBLEMS: Final = 50
+_MAX_PLACES: Final = 3
 
 
 class InvalidSpec(ValueError):
@@ -224,7 +226,7 @@ def _problem(finding: Mapping[str, Any]) -> str:
     place = ["spec", *finding["loc"]]
     words = _words(finding, place)
     value = _plain(finding["input"])
-    hidden = value is None or finding["type"] in {"missing", "extra_forbidden"}
+    hidden = value in (None, [], {}) or finding["type"] in {"missing", "extra_forbidden"}
     return f"{_path(place)}: {words}{'' if hidden else f' (got {shown(value)})'}"
 
 
@@ -233,7 +235,7 @@ def _plain(value: Any) -> Any:
         return int(value)  # a whole number as its user wrote it
     if isinstance(value, list):
         return [_plain(entry) for entry in value]
-    return value.model_dump(mode="json", by_alias=True) if isinstance(value, BaseModel) else value
+    return value.model_dump(mode="json", by_alias=True, exclude_unset=True) if isinstance(value, BaseModel) else value
 
 
 def _path(place: list[Any]) -> str:
@@ -274,17 +276,48 @@ _LIMITS: Final = {
 
 
 @functools.cache
-def _field_names() -> list[str]:
-    """Every field name of the spec, for a hint at a misspelled one."""
-    found, waiting = set(), [InferenceServiceSpec.model_json_schema(by_alias=True)]
+def _fields() -> dict[tuple[str, ...], tuple[str, ...]]:
+    """The field names of each object of the spec, by the way to it without indices, for a hint at a wrong one."""
+    schema = InferenceServiceSpec.model_json_schema(by_alias=True)
+    found: dict[tuple[str, ...], tuple[str, ...]] = {}
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), schema)]
     while waiting:
-        part = waiting.pop()
-        for key, value in part.items():
-            if key == "properties":
-                found.update(value)
-            if isinstance(value, dict):
-                waiting.append(value)
-    return sorted(found)
+        way, part = waiting.pop()
+        if "$ref" in part:
+            part = schema["$defs"][part["$ref"].rpartition("/")[2]]
+        waiting += [(way, inner) for inner in (*part.get("anyOf", ()), *part.get("allOf", ()))]
+        if "items" in part:
+            waiting.append((way, part["items"]))
+        if "properties" in part:
+            found[way] = tuple(part["properties"])
+            waiting += [((*way, name), inner) for name, inner in part["properties"].items()]
+    return found
+
+
+def _not_a_field(place: list[Any]) -> str:
+    """The words for an unknown field: one that is spelled alike there, Triton's own name, or one that has its place."""
+    from conch.triton.passthrough import OWNED
+
+    name, here = str(place[-1])[:_MAX_SHOWN], tuple(step for step in place[1:-1] if isinstance(step, str))
+    if here == ("models",) and (owned := {**OWNED, "backend": "format"}.get(to_snake(name))):
+        return f"is not a field; did you mean {owned}?"
+    if near := difflib.get_close_matches(name, _fields().get(here, ()), n=1):
+        return f"is not a field; did you mean {near[0]}?"
+    places = [way for way, names_there in _fields().items() if name in names_there and "config" not in way]
+    if places:
+        # A line that is indented too far or too little: the nearest objects that have such a field.
+        distances = {way: _distance(way, here) for way in places}
+        nearest = sorted(way for way in places if distances[way] == min(distances.values()))[:_MAX_PLACES]
+        meant = " or ".join(".".join(("spec", *way, name)) for way in nearest)
+        return f"is not a field here; did you mean {meant}? Indent it so, or remove it"
+    return "is not a field; remove it"
+
+
+def _distance(one: tuple[str, ...], other: tuple[str, ...]) -> int:
+    """Steps up and down from one object of the spec to another."""
+    shared = next((index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+    common = min(len(one), len(other)) if shared is None else shared
+    return len(one) + len(other) - 2 * common
 
 
 def _words(finding: Mapping[str, Any], place: list[Any]) -> str:
@@ -295,8 +328,14 @@ def _words(finding: Mapping[str, Any], place: list[Any]) -> str:
         return str(context["error"])
     if kind == "literal_error":
         options = str(context["expected"]).replace("'', ", "").replace("'", "")
-        return f"is not supported; use {options}"
+        return f"is not supported; use {options}{_near_option(finding['input'], options)}"
     if kind == "extra_forbidden":
-        near = difflib.get_close_matches(str(place[-1])[:_MAX_SHOWN], _field_names(), n=1)
-        return f"is not a field; {f'did you mean {near[0]}?' if near else 'remove it'}"
+        return _not_a_field(place)
     return _LIMITS[kind].format(**context) if kind in _LIMITS else str(finding["msg"])
+
+
+def _near_option(value: Any, options: str) -> str:
+    by_lower = {option.lower(): option for option in options.replace(" or ", ", ").split(", ")}
+    text = value[:_MAX_SHOWN].lower() if isinstance(value, str) else ""
+    near = difflib.get_close_matches(text, by_lower, n=1, cutoff=0.5)
+    return f"; did you mean {by_lower[near[0]]}?" if near else ""

@@ -12,13 +12,13 @@ from pydantic import Field
 from conch.api.batching import Batching, Queue
 from conch.api.combinations import check_model
 from conch.api.ensemble import MAX_STEPS, Step
-from conch.api.fields import Amount, ByName, KeysMatch, Matches, Problem, Quantity, Resource, Rule
+from conch.api.fields import Amount, ByName, Problem, Quantity, Resource, Rule
 from conch.api.instances import InstanceGroup, Instances
 from conch.api.optimization import Optimization
 from conch.api.sequence import Sequence
 from conch.api.source import ModelSource
 from conch.api.tensor import InputTensor, OutputTensor
-from conch.api.text import FileName, ModelName
+from conch.api.text import FileName, ModelName, Parameters
 from conch.api.versions import Versions
 from conch.api.warmup import Warmup
 from conch.triton.backends import Format
@@ -300,23 +300,9 @@ class Model(Resource):
     steps: list[Step] = Field(
         [], max_length=MAX_STEPS, description="The steps of an Ensemble, in any order. Default: none."
     )
-    parameters: Annotated[
-        dict[
-            str,
-            Annotated[
-                str,
-                Field(max_length=1024),
-                Matches(
-                    r"[^\x00-\x1f\x7f-\x9f]*",
-                    "must be a single line without control characters; remove tabs and line breaks",
-                ),
-            ],
-        ],
-        KeysMatch(
-            r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}",
-            "must have keys of letters, digits and _ . : / -, at most 128 characters; rename the key",
-        ),
-    ] = Field({}, max_length=64, description="Parameters handed to the backend as they are. Default: none.")
+    parameters: Parameters = Field(
+        {}, max_length=64, description="Parameters handed to the backend as they are. Default: none."
+    )
     config: Annotated[
         dict[str, Any],
         _FurtherFields(),

@@ -6,26 +6,9 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from conch.api.fields import Amount, ByName, KeysMatch, Matches, Quantity, Resource, Rule
+from conch.api.fields import Amount, ByName, Quantity, Resource, Rule
 from conch.api.tensor import FixedSize
-from conch.api.text import TensorName
-
-Line = Annotated[
-    str,
-    Field(max_length=1024),
-    Matches(
-        r"[^\x00-\x1f\x7f-\x9f]*",
-        "must be a single line without control characters; remove tabs and line breaks",
-    ),
-]
-AcceleratorParameters = Annotated[
-    dict[str, Line],
-    KeysMatch(
-        r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}",
-        "must have keys of letters, digits and _ . : / -, at most 128 characters; rename the key",
-    ),
-]
-
+from conch.api.text import Parameters, TensorName
 
 SPEC_PARAMETERS: Final = (
     "precision_mode", "max_workspace_size_bytes", "trt_engine_cache_enable", "trt_engine_cache_path",
@@ -63,7 +46,7 @@ class TensorRTAccelerator(Resource):
         description="True: built engines are kept in the pod's temporary folder, so that a container that "
         "restarts finds them. Default: false.",
     )
-    parameters: AcceleratorParameters = Field(
+    parameters: Parameters = Field(
         {}, max_length=32, description="Further parameters of the accelerator, as they are. Default: none."
     )
 
@@ -71,7 +54,7 @@ class TensorRTAccelerator(Resource):
 class OpenVINOAccelerator(Resource):
     """ONNX Runtime's OpenVINO accelerator for CPUs."""
 
-    parameters: AcceleratorParameters = Field(
+    parameters: Parameters = Field(
         {}, max_length=32, description="Parameters of the accelerator, as they are. Default: none."
     )
 

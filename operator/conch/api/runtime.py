@@ -11,7 +11,8 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from conch.api.fields import Amount, Between, ByName, Distinct, Duration, KeysMatch, Matches, Quantity, Resource, Rule
-from conch.api.text import HOST, PATH, SUBDOMAIN
+from conch.api.source import ConfigMapKey, ObjectName, SecretReference
+from conch.api.text import HOST, PATH
 
 DEFAULT_REDIS_PORT: Final = 6379
 
@@ -24,31 +25,6 @@ _HOST_NAME: Final = r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?"
 
 Size = Annotated[Quantity, Amount("1Mi", "1Ti")]
 PoolSize = Annotated[Quantity, Amount("0", "1Ti")]
-ResourceName = Annotated[
-    str,
-    Field(max_length=253),
-    Matches(SUBDOMAIN, "must be a Kubernetes name: lower-case letters, digits, '-' and '.'"),
-]
-
-
-class SecretName(Resource):
-    """A Secret of the service's own namespace."""
-
-    name: ResourceName = Field(description="The Secret's name, in the service's namespace.")
-
-
-class ConfigMapKey(Resource):
-    """One key of a ConfigMap of the service's own namespace."""
-
-    name: ResourceName = Field(description="The ConfigMap's name, in the service's namespace.")
-    key: Annotated[
-        str,
-        Field(max_length=253),
-        Matches(
-            r"[A-Za-z0-9_-][A-Za-z0-9._-]*",
-            "must be a key of a ConfigMap: letters, digits, '-', '_' and '.', not beginning with '.'",
-        ),
-    ] = Field("ca.crt", description="The key that holds PEM certificates. Default: ca.crt.")
 
 
 class LocalCache(Resource):
@@ -84,7 +60,7 @@ class RedisCache(Resource):
     ca_ref: ConfigMapKey | None = Field(
         None, description="Authorities to trust for Redis' certificate. Default: those of the image."
     )
-    secret_ref: SecretName | None = Field(
+    secret_ref: SecretReference | None = Field(
         None,
         description="A Secret whose keys username (may be absent) and password reach Triton as environment variables. "
         "Default: no authentication.",
@@ -350,7 +326,7 @@ class ModelCache(Resource):
     host_path: Annotated[str, Field(max_length=255), Matches(PATH, "must be an absolute path on the nodes")] | None = (
         Field(None, description="A folder on each node, made when it is missing. Default: none.")
     )
-    claim_name: ResourceName | None = Field(
+    claim_name: ObjectName | None = Field(
         None, description="A PersistentVolumeClaim that all pods of the service can write. Default: none."
     )
     size: Annotated[Quantity, Amount("1Mi", "64Ti")] = Field(
@@ -394,7 +370,7 @@ class Runtime(Resource):
         "256Mi",
         description="Size of /dev/shm, which Python models use, in bytes; counts towards memory. Default: 256Mi.",
     )
-    service_account_name: ResourceName | None = Field(
+    service_account_name: ObjectName | None = Field(
         None,
         description="A ServiceAccount of yours that the pods run as, for workload identity. Its token isn't mounted. "
         "Default: one without any rights, made by Conch.",

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from conch.api.batching import BatchSizes
 from conch.api.fields import Between, ByName, Duration, Problem, Resource, Rule
-from conch.api.tensor import DataType, FixedSize, Size, is_size
-from conch.api.text import RelativePath, TensorName
+from conch.api.tensor import FILE_WITH_DATA, DataType, FixedSize, Size, is_size
+from conch.api.text import LogName, RelativePath, TensorName
 
 _FLAG_TYPES: Final = ("INT32", "FP32", "BOOL")
 _ID_TYPES: Final = ("UINT64", "INT64", "UINT32", "INT32", "STRING")
@@ -75,16 +75,9 @@ class SequenceControl(Resource):
 class InitialState(Resource):
     """What a state is before a sequence's first request."""
 
-    rules = (
-        Rule(
-            "file",
-            "has(self.file) == (self.data == 'File')",
-            "is required with data File, and for nothing else; set both or neither",
-            lambda initial: (initial.file is not None) == (initial.data == "File"),
-        ),
-    )
+    rules = (FILE_WITH_DATA,)
 
-    name: TensorName = Field(description="A name for Triton's log.")
+    name: LogName = Field(description="A name for Triton's log.")
     data_type: DataType = Field(description="The data's type, the same as the state's.")
     dims: list[FixedSize] = Field(
         min_length=1, max_length=16, description="The data's shape without the batch dimension, every size known."
@@ -231,3 +224,7 @@ class Sequence(Resource):
     states: Annotated[list[SequenceState], ByName("inputName")] = Field(
         [], max_length=16, description="Tensors that Triton keeps between a sequence's requests. Default: none."
     )
+
+    def filled_in(self) -> set[str]:
+        """The model's inputs that Triton fills in itself, other than clients' requests."""
+        return {control.tensor for control in self.controls} | {state.input_name for state in self.states}

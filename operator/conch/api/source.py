@@ -51,9 +51,10 @@ class ConfigMapKey(Resource):
         str,
         Field(min_length=1, max_length=253),
         Matches(
-            r"[A-Za-z0-9_-][A-Za-z0-9._-]*", "must be a key of letters, digits, '-', '_' and '.' that isn't hidden"
+            r"[A-Za-z0-9_-][A-Za-z0-9._-]*",
+            "must be a key of a ConfigMap: letters, digits, '-', '_' and '.', not beginning with '.'",
         ),
-    ] = Field("ca.crt", description="The key in it. Default: ca.crt.")
+    ] = Field("ca.crt", description="The key that holds PEM certificates. Default: ca.crt.")
 
 
 class Engine(Resource):
@@ -228,7 +229,7 @@ class ModelSource(Resource):
         description="Where the model is: s3://BUCKET/KEY or gs://BUCKET/KEY (an object, or everything below a prefix), "
         "https://HOST/PATH (a single file, with a digest), oci://REGISTRY/REPOSITORY@sha256:HEX (an OCI artifact; or "
         ":TAG with a digest), pvc://CLAIM/PATH, or image://REFERENCE#/PATH (an OCI image volume). A path names a model "
-        "file, an archive of a model (.tar, .tar.gz, .tgz, .zip), a directory that holds the file, or a "
+        "file, an archive of a model (.tar, .tar.gz, .tar.bz2, .tar.xz, .zip), a directory that holds the file, or a "
         "directory of numbered versions.",
     )
     digest: (

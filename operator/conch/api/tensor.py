@@ -23,6 +23,15 @@ FixedSize = Annotated[int, Field(ge=1, le=2**31 - 1)]
 _SIZES_WORDS: Final = "must be sizes of 1 or more, or -1 for a size that varies; correct or remove the others"
 
 
+FILE_WITH_DATA: Final = Rule(
+    "file",
+    "has(self.file) == (self.data == 'File')",
+    "is required with data File, and for nothing else; set both or neither",
+    lambda tensor: (tensor.file is not None) == (tensor.data == "File"),
+)
+"""Of a tensor whose content is said by `data` and `file`."""
+
+
 def is_size(size: int) -> bool:
     """Whether a number is a dimension's size, or says that it varies."""
     return size == VARIES or size >= 1
@@ -121,8 +130,8 @@ class InputTensor(Tensor):
     optional: bool = Field(False, description="True: a request may come without it. Default: false.")
     ragged_batch: bool = Field(
         False,
-        description="True: requests of different shapes form one batch, their elements one after another; needs "
-        "batching, and a backend that takes it. Default: false.",
+        description="True: requests of different shapes form one batch, their elements one after another; the model "
+        "must be made for it. Default: false.",
     )
     tensor_format: Literal["None", "NHWC", "NCHW"] = Field(
         "None",

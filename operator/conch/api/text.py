@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from conch.api.fields import Matches
+from conch.api.fields import KeysMatch, Matches
 
 LABEL_NAME: Final = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 SUBDOMAIN: Final = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?([.][a-z0-9]([a-z0-9-]*[a-z0-9])?)*"
@@ -23,6 +23,15 @@ ModelName = Annotated[
     Matches(
         r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9_-])?",
         "must be letters, digits, '_', '.' and '-', begin with a letter or digit and not end with '.'",
+    ),
+]
+# Of what Triton only writes into its log. Not of an instance group: the Python backend hands that name to a shell.
+LogName = Annotated[
+    str,
+    Field(min_length=1, max_length=63),
+    Matches(
+        r"[A-Za-z0-9_]([A-Za-z0-9_ .,:/()#+-]*[A-Za-z0-9_.)])?",
+        "must be letters, digits, inner spaces and _ . , : / ( ) # + -, and begin with a letter, digit or '_'",
     ),
 ]
 # What tensor names of every framework fit in; no quotes, backslashes, braces or dollar signs.
@@ -45,6 +54,23 @@ RelativePath = Annotated[
     Matches(
         RELATIVE_PATH,
         "must be a relative path of letters, digits and . _ + = @ ~ , - whose parts don't begin with a dot",
+    ),
+]
+Parameters = Annotated[
+    dict[
+        str,
+        Annotated[
+            str,
+            Field(max_length=1024),
+            Matches(
+                r"[^\x00-\x1f\x7f-\x9f]*",
+                "must be a single line without control characters; remove tabs and line breaks",
+            ),
+        ],
+    ],
+    KeysMatch(
+        r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}",
+        "must have keys of letters, digits and _ . : / -, at most 128 characters; rename the key",
     ),
 ]
 LabelKey = Annotated[

@@ -6,22 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from conch.api.fields import ByName, Resource, Rule
-from conch.api.tensor import DataType, FixedSize
-from conch.api.text import ModelName, RelativePath, TensorName
+from conch.api.fields import ByName, Resource
+from conch.api.tensor import FILE_WITH_DATA, DataType, FixedSize
+from conch.api.text import LogName, RelativePath, TensorName
 
 
 class WarmupInput(Resource):
     """One input of a warm-up request."""
 
-    rules = (
-        Rule(
-            "file",
-            "has(self.file) == (self.data == 'File')",
-            "is required with data File, and for nothing else; set both or neither",
-            lambda tensor: (tensor.file is not None) == (tensor.data == "File"),
-        ),
-    )
+    rules = (FILE_WITH_DATA,)
 
     name: TensorName = Field(description="The input's name.")
     data_type: DataType = Field(description="The input's data type.")
@@ -40,7 +33,7 @@ class WarmupInput(Resource):
 class Warmup(Resource):
     """A warm-up request; the model is ready when all of them have been answered."""
 
-    name: ModelName = Field(description="The request's name in Triton's log.")
+    name: LogName = Field(description="The request's name in Triton's log.")
     batch_size: int = Field(
         1, ge=1, le=65536, description="How many such requests form one batch, at most maxBatchSize. Default: 1."
     )
@@ -48,6 +41,7 @@ class Warmup(Resource):
     inputs: Annotated[list[WarmupInput], ByName()] = Field(
         [],
         max_length=32,
-        description="The request's inputs. Default: the model's own inputs, which must be listed, with random numbers, "
-        "empty texts, and 1 for sizes that vary.",
+        description="The request's inputs, those of a sequence's controls and states too. Default: the model's own "
+        "inputs, which must be listed, with random numbers, empty texts, and 1 for sizes that vary; controls and "
+        "states are zero.",
     )

@@ -152,7 +152,7 @@ def read_documents(text: str, file: str) -> tuple[list[Document], list[Fault]]:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
         words = " ".join(part for part in (error.context, error.problem) if part)
-        faults.append(Fault(Place(file, line, column), f"is not YAML: {words}{_hint(text, line)}"))
+        faults.append(Fault(Place(file, line, column), f"is not YAML: {words}{_hint(text, line, words)}"))
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         faults.append(Fault(Place(file, line, 1), f"is not YAML: {error.reason}; remove the character"))
@@ -273,6 +273,10 @@ def _json_indent(text: str) -> str:
     return re.sub(r"^\t+", lambda tabs: " " * len(tabs[0]), text, flags=re.MULTILINE)
 
 
-def _hint(text: str, line: int) -> str:
+def _hint(text: str, line: int, words: str) -> str:
     lines = text.splitlines()
-    return "; use spaces, not tabs" if line <= len(lines) and "\t" in lines[line - 1] else ""
+    if line <= len(lines) and "\t" in lines[line - 1]:
+        return "; use spaces, not tabs"
+    if "expected <block end>" in words or "mapping values are not allowed" in words:
+        return "; indent the line as its neighbours, and put text that holds ': ' in quotes"
+    return ""

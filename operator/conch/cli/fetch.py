@@ -41,7 +41,7 @@ def fetch(
     except FetchError as error:
         _fail(str(error), error.exit_code, termination_log)
     except OSError as error:
-        _fail(f"the model repository can't be written: {error}; check the pod's volumes", 1, termination_log)
+        _fail(f"the model repository can't be built: {error}; check the pod's volumes", 1, termination_log)
     else:
         _leave(message.encode(), termination_log)
 

@@ -310,6 +310,8 @@ def service_name(text: str) -> str:
 
 
 def _write(found: Sequence[Imported], output: Form) -> None:
+    from conch.cli.validate import counted
+
     for one in found:
         for difference in one.differences:
             sys.stderr.write(f"difference: {difference}\n")
@@ -317,7 +319,8 @@ def _write(found: Sequence[Imported], output: Form) -> None:
             sys.stderr.write(f"note: {note}\n")
     count = sum(len(one.differences) for one in found)
     models = sum(len(one.service["spec"]["models"]) for one in found)
-    sys.stderr.write(f"{models} model(s) in {len(found)} InferenceService(s), {count} difference(s)\n")
+    services = counted(len(found), "InferenceService")
+    sys.stderr.write(f"{counted(models, 'model')} in {services}, {counted(count, 'difference')}\n")
     if output is Form.JSON:
         content = [
             {
@@ -367,7 +370,7 @@ def _fits(value: Mapping[str, Any]) -> bool:
         isinstance(item, dict) or (isinstance(item, list) and any(isinstance(entry, list | dict) for entry in item))
         for item in value.values()
     )
-    return not deep and "format" not in value and len(json.dumps(value)) <= _FLOW_WIDTH
+    return not deep and "format" not in value and len(json.dumps(value).replace('"', "")) <= _FLOW_WIDTH
 
 
 def _fail(words: str) -> NoReturn:

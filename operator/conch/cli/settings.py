@@ -37,6 +37,7 @@ def surroundings(
     with_pod_monitor: bool = False,
 ) -> Surroundings:
     """What a rendering takes from settings; an option wins over its variable."""
+    from conch.triton.refusals import Allowed
     from conch.workload.deployment import Images
     from conch.workload.offline import Surroundings
 
@@ -46,5 +47,5 @@ def surroundings(
         prometheus_namespace=settings.prometheus_namespace,
         with_pod_monitor=with_pod_monitor,
         namespace=namespace,
-        allow_python_models=settings.allow_python_models,
+        allowed=Allowed(settings.allow_python_models, settings.model_cache_host_paths),
     )

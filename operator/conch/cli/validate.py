@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 INVALID: Final = 1
 UNREADABLE: Final = 2
 
+_MAX_GROUP: Final = 80
 _TOP_LEVEL: Final = ("apiVersion", "kind", "metadata", "spec", "status")
 
 
@@ -134,7 +135,10 @@ def is_ours(data: Any) -> bool:
     version = data.get("apiVersion")
     if version is None:
         return data.get("kind") == names.SERVICE_KIND
-    return str(version).partition("/")[0] == names.GROUP
+    group = str(version).partition("/")[0]
+    # Also a misspelled one of this kind: skipped, it would pass as valid.
+    misspelled = data.get("kind") == names.SERVICE_KIND and difflib.get_close_matches(group[:_MAX_GROUP], [names.GROUP])
+    return group == names.GROUP or bool(misspelled)
 
 
 def problems_of(document: Document, around: Surroundings) -> Iterator[Finding]:
@@ -192,9 +196,9 @@ def _write_text(report: Report) -> None:
     for words in report.unreadable:
         sys.stderr.write(f"{words}\n")
     invalid = len({(found.place.file, found.resource) for found in report.findings if found.resource is not None})
-    skipped = f"; {_count(report.skipped, 'object')} of other kinds skipped" if report.skipped else ""
-    problems = f", {_count(len(report.findings), 'problem')}" if report.findings else ""
-    checked = f"{_count(report.services, 'InferenceService')} in {_count(report.files, 'file')} checked"
+    skipped = f"; {counted(report.skipped, 'object')} of other kinds skipped" if report.skipped else ""
+    problems = f", {counted(len(report.findings), 'problem')}" if report.findings else ""
+    checked = f"{counted(report.services, 'InferenceService')} in {counted(report.files, 'file')} checked"
     verdict = f"{invalid} invalid" if invalid else "not all valid" if report.findings else "all valid"
     sys.stderr.write(f"{checked}: {verdict if report.services or report.findings else 'none'}{problems}{skipped}\n")
 
@@ -231,5 +235,6 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: 1 file, 2 files."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

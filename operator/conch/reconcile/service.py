@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import structlog
@@ -133,7 +133,7 @@ class Collaborators:
     clock: Callable[[], float]
     now: Callable[[], str]
     """The present instant, RFC 3339, for transition times."""
-    allow_python_models: bool = True
+    allowed: refusals.Allowed = field(default_factory=refusals.Allowed)
 
 
 class ServiceReconciler:
@@ -201,7 +201,7 @@ class ServiceReconciler:
             just_checked=self._unfinished.pop(service["metadata"]["uid"], None) is not None,
         )  # fmt: skip
         live = _deployment(children, name)
-        _refuse(spec, server_image(spec, out.images, live), allow_python_models=out.allow_python_models)
+        _refuse(spec, server_image(spec, out.images, live), allowed=out.allowed)
         _hold_back(outcome.fit, spec, live)
         strategy, free = await self._strategy(spec, live)
         wanted = desired_children(
@@ -212,6 +212,7 @@ class ServiceReconciler:
             live_deployment=live,
             prometheus_namespace=out.prometheus_namespace,
             with_pod_monitor=with_pod_monitor,
+            allow_code=out.allowed.python_models,
         )
         check_plan_size(wanted)
         applied = await steps.apply_children(
@@ -368,9 +369,9 @@ class _Outcome:
     again_after_s: float | None = None
 
 
-def _refuse(spec: InferenceServiceSpec, image: str, *, allow_python_models: bool) -> None:
+def _refuse(spec: InferenceServiceSpec, image: str, *, allowed: refusals.Allowed) -> None:
     """Stop before anything is changed: another setting or image may heal this without a new spec (R9)."""
-    forbidden = refusals.by_settings(spec, allow_python_models=allow_python_models)
+    forbidden = refusals.by_settings(spec, allowed)
     if forbidden:
         raise Waiting(Reason.NOT_ALLOWED, "\n".join(forbidden))
     unsupported = refusals.by_release(spec, image)

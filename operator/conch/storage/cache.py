@@ -32,8 +32,9 @@ On disk, below `v1/`
     space.lock            held for the moment in which room is counted, made and reserved.
 
 Whoever can write the folder can replace models that are cloned out of it, unless `verification` is "Full"; copies are
-always hashed. On a node's folder each namespace has a part of its own, so that a digest, which is no secret, opens no
-other team's models; Triton's container mounts nothing of it.
+always hashed. What was unpacked from an archive or an OCI artifact has a digest of its own, which stands in the folder
+too, so against a stranger who writes there neither helps. On a node's folder each namespace has a part of its own, so
+that a digest, which is no secret, opens no other team's models; Triton's container mounts nothing of it.
 """
 
 import errno
@@ -53,6 +54,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from conch.names import CACHE_TENANT_VARIABLE
+from conch.storage.boot import boot_name
 from conch.storage.digest import CHUNK_BYTES, file_digest, lines_digest
 from conch.storage.download import Clock, Log
 from conch.storage.errors import FetchError
@@ -178,7 +180,7 @@ class ModelCache:
         self._patience = patience or CachePatience()
         self._verification = verification
         self._node_reserve = node_reserve
-        self._boot = _boot()
+        self._boot = boot_name()
         self._can_lock = True
         self._writable = self._prepare()
 
@@ -386,12 +388,17 @@ class ModelCache:
         entries = self._entries()
         kept_bytes = sum(size for _, _, size in entries)
         free_min_bytes = self._free_min_bytes(content)
-        for _, entry, entry_bytes in [*sorted(entries), (0, None, 0)]:
+        # Where dropping everything would not be enough, dropping anything helps nobody.
+        droppable = sorted(entries)
+        if (
+            reserved_bytes + size_bytes > self._size_max_bytes
+            or _free_bytes(self._root) + kept_bytes - size_bytes < free_min_bytes
+        ):
+            droppable = []
+        for _, entry, entry_bytes in [*droppable, (0, None, 0)]:
             lacking = kept_bytes + reserved_bytes + size_bytes > self._size_max_bytes
             if not lacking and _free_bytes(self._root) - size_bytes >= free_min_bytes:
                 return True
-            if size_bytes > self._size_max_bytes:
-                break
             if entry is not None and self._drop(entry):
                 kept_bytes -= entry_bytes
                 self._log.info("dropped from the model cache", entry=entry.name, bytes=entry_bytes)
@@ -630,11 +637,3 @@ def _mtime_ns(path: Path) -> int:
 
 def _hexadecimal(digest: str) -> str:
     return digest.removeprefix("sha256:")
-
-
-def _boot() -> str:
-    """The kernel's name for this boot; a random one where it has none, so that nothing is taken on trust."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return secrets.token_hex(8)

@@ -324,12 +324,12 @@ class Downloader:
         fruitless = 0
         while True:
             try:
-                return self._read_small(wanted, headers, limit_bytes)
+                return self._read_small(wanted, headers, limit_bytes, deadline_s)
             except _InterruptedError as interruption:
                 fruitless += 1
                 self._back_off(interruption, wanted, 0, fruitless, deadline_s)
 
-    def _read_small(self, wanted: Wanted, headers: Mapping[str, str], limit_bytes: int) -> bytes:
+    def _read_small(self, wanted: Wanted, headers: Mapping[str, str], limit_bytes: int, deadline_s: float) -> bytes:
         response = self._follow(wanted, headers)
         content = bytearray()
         try:
@@ -339,6 +339,8 @@ class Downloader:
                     raise SourceRefusedError(
                         f"{wanted.shown} has more than {limit_bytes} bytes", f"correct {wanted.field}.uri"
                     )
+                if self._clock.monotonic() >= deadline_s:
+                    raise self._too_long(wanted, len(content))
         finally:
             response.close()
         return bytes(content)

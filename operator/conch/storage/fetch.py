@@ -7,19 +7,28 @@ together at the end. What was downloaded stays until then, so that a run that wa
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
-from typing import TYPE_CHECKING
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Final
 
 from conch.storage.archive import Limits, unpack
+from conch.storage.boot import boot_name
 from conch.storage.cache import open_cache
 from conch.storage.digest import file_digest, tree_digest
 from conch.storage.download import Clock, Log, Progress
-from conch.storage.errors import DigestMismatchError, FetchError, PlanInvalidError, SourceRefusedError
+from conch.storage.errors import (
+    DigestMismatchError,
+    DiskFullError,
+    FetchError,
+    PlanInvalidError,
+    SourceRefusedError,
+    WrongLayoutError,
+)
 from conch.storage.layout import Source, arrange, inspect, located, walk
 from conch.storage.plan import Plan, PlanError, PlannedModel
 from conch.storage.remote import Fetcher, content_digest, digest_of_content, is_archive
@@ -28,6 +37,8 @@ from conch.storage.space import full_disk_explained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+_LIBRARY: Final = re.compile(r"libtriton_.*\.so", re.DOTALL)
 
 MakeFetcher = Callable[[float], Fetcher]
 """From the plan's stall time-out in seconds."""
@@ -84,8 +95,8 @@ def carry_out(plan: Plan, into: Path, make_fetcher: MakeFetcher, *, clock: Clock
     # Mounted sources first: a wrong layout there should not show only after an hour of downloading.
     for model in sorted(plan.models, key=lambda model: model.remote):
         started_s = clock.monotonic()
-        with _naming(model), full_disk_explained():
-            origin, size_bytes = run.stage(model)
+        with _naming(model):
+            origin, size_bytes = run.stage_with_room(model)
         arrivals.append(Arrival(model.name, origin, size_bytes, clock.monotonic() - started_s))
         log.info("verified", model=model.name, origin=origin)
     with full_disk_explained():
@@ -116,6 +127,22 @@ class _Run:
         self._clock = clock
         self._log = log
         self._cache = open_cache(plan.cache, os.environ, clock=clock, log=log)
+
+    def stage_with_room(self, model: PlannedModel) -> tuple[str, int]:
+        """The same as `stage`; where the disk is full, without the copy that an earlier run of this pod has shown.
+
+        A node that was restarted runs its pods' init containers again, on volumes that are as they were. Triton isn't
+        running then, and what can't be verified any more is of no use to it.
+        """
+        try:
+            with full_disk_explained():
+                return self.stage(model)
+        except DiskFullError:
+            if not self.repository.make_way(model):
+                raise
+            self._log.warning("removed the copy of an earlier run, since the disk is full", model=model.name)
+        with full_disk_explained():
+            return self.stage(model)
 
     def stage(self, model: PlannedModel) -> tuple[str, int]:
         """Build the model in the hidden folder. Returns where it came from, and its size in bytes."""
@@ -157,14 +184,14 @@ class _Run:
             download()
         else:
             from_cache = self._cache.obtain(digest, content, download, exact=digest_of_content(model))
-        _marker(content).write_text(_boot(), encoding="utf-8")
+        _marker(content).write_text(_state(content), encoding="utf-8")
         return "Cache" if from_cache else "Download"
 
     def _is_whole(self, model: PlannedModel, content: Path) -> bool:
         """Whether an interrupted run, or another model with the same source, left the whole content."""
         if not content.exists():
             return False
-        if _marker(content).is_file() and _marker(content).read_text(encoding="utf-8") == _boot():
+        if _marker(content).is_file() and _marker(content).read_text(encoding="utf-8") == _state(content):
             return True
         # After a crash of the node a file may be there without all of its bytes.
         verified = Progress(str(model.uri), self._clock, self._log).verified
@@ -186,6 +213,7 @@ class _Run:
 
     def _stage_mounted(self, model: PlannedModel, uri: str) -> tuple[str, int]:
         source = inspect(model, tensor_rt=self._plan.tensor_rt)
+        self._check_code(model, source)
         if model.digest is not None:
             found = _digest(source, Progress(uri, self._clock, self._log), uri)
             _require_same(found, model, "folder" if source.is_folder else "file")
@@ -194,8 +222,21 @@ class _Run:
 
     def _arrange(self, model: PlannedModel, content: Path, *, from_archive: bool) -> int:
         source = arrange(model, content, tensor_rt=self._plan.tensor_rt, from_archive=from_archive)
+        self._check_code(model, source)
         self.repository.stage_downloaded(model, source.links, content if content.is_dir() else content.parent)
         return _size_bytes(source)
+
+    def _check_code(self, model: PlannedModel, source: Source) -> None:
+        """Triton looks for a backend's library in the model's own folders first (core, src/backend_model.cc)."""
+        places = () if self._plan.allow_code else (file.relative for file in source.files)
+        library = next((place for place in places if _LIBRARY.fullmatch(PurePosixPath(place).name)), None)
+        if library is not None:
+            place = library if source.is_folder else f"1/{library}"
+            raise WrongLayoutError(
+                f"Triton would load {place} ({model.uri}) in place of its own backend, which the operator's setting "
+                "CONCH_ALLOW_PYTHON_MODELS=false forbids",
+                "remove it from the source, or ask whoever runs Conch",
+            )
 
 
 def _require_same(found: str, model: PlannedModel, kind: str) -> None:
@@ -224,12 +265,18 @@ def _discard(content: Path) -> None:
         content.unlink(missing_ok=True)
 
 
-def _boot() -> str:
-    """The kernel's name for this boot; empty where it has none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
+def _state(content: Path) -> str:
+    """What a whole content's marker holds: the node's boot, and how much there is.
+
+    A killed run may have removed a part of it while it cleared up, and a node that crashed may have lost bytes.
+    """
+    places = (
+        [content]
+        if not content.is_dir()
+        else [Path(top) / name for top, _, names in os.walk(content) for name in names]
+    )
+    sizes = [place.lstat().st_size for place in places]
+    return f"{boot_name()} {len(sizes)} {sum(sizes)}"
 
 
 def _size_bytes(source: Source) -> int:

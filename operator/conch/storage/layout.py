@@ -22,6 +22,8 @@ from conch.triton.backends import AUTO_FILES, BACKENDS, companions
 _VERSION: Final = re.compile(r"[1-9][0-9]*", re.ASCII)
 # What people call a version's folder elsewhere.
 _LIKE_A_VERSION: Final = re.compile(r"(?:v|version|ver)?[-_.]?0*([1-9][0-9]*)(?:\.0)*", re.ASCII | re.IGNORECASE)
+ENTRIES_MAX: Final = 200_000
+"""Files and folders of one source; at most about 250 MiB of memory."""
 _NAMES_SHOWN: Final = 8
 _DEPTH_SEARCHED: Final = 3
 _FOLDERS_SEARCHED: Final = 200
@@ -103,12 +105,14 @@ def arrange(model: PlannedModel, found: Path, *, tensor_rt: str | None = None, f
     return arranger.folder(_unwrapped(model, real) if from_archive else real)
 
 
-def walk(folder: Path, root: Path, uri: str) -> Iterator[TreeFile]:
+def walk(folder: Path, root: Path, uri: str, *, entries_max: int = ENTRIES_MAX) -> Iterator[TreeFile]:
     """Every file below `folder`, in no certain order, following links as far as they stay inside `root`.
 
     Both paths are resolved ones. Raises WrongLayoutError for what leads out of `root`, is no file or folder (reading a
-    pipe would never end), loops, or has a name that the tree digest can't hold.
+    pipe would never end), loops, or has a name that the tree digest can't hold, and for more than `entries_max` files
+    and folders: links to folders of links could multiply them without end.
     """
+    entries = 0
     # Each entry carries the real folders above it: meeting one again is a loop of links.
     waiting: list[tuple[str, Path, frozenset[Path]]] = [("", folder, frozenset((folder,)))]
     while waiting:
@@ -117,6 +121,12 @@ def walk(folder: Path, root: Path, uri: str) -> Iterator[TreeFile]:
             relative = f"{prefix}{child.name}"
             if relative == "lost+found":
                 continue
+            entries += 1
+            if entries > entries_max:
+                raise WrongLayoutError(
+                    f"the folder holds more than {entries_max} files and folders, links followed ({uri})",
+                    "name the model's own folder in spec.models[].source.uri, or pack small files as one",
+                )
             if "\\" in child.name or not child.name.isprintable():
                 raise WrongLayoutError(
                     f"the file name {relative!r} has a backslash or a control character ({uri})", "rename the file"

@@ -82,21 +82,19 @@ def check_engine(model: PlannedModel, folders: Iterable[Path], image: str | None
     manifest = read_manifest(folders)
     if manifest is None:
         return
-    said = model.engine
-    pairs = [] if said is None else [
-        ("tensorRT", said.tensor_rt, manifest.tensor_rt),
-        ("computeCapability", said.compute_capability, manifest.compute_capability),
-        ("platform", said.platform, manifest.platform),
-    ]  # fmt: skip
-    for name, wanted, found in pairs:
-        if wanted is not None and found is not None and wanted != found:
+    # Only what was said: a default is no word about the engine.
+    said = {} if model.engine is None else model.engine.model_dump(by_alias=True, exclude_defaults=True)
+    written = manifest.model_dump(by_alias=True, exclude_unset=True, exclude_none=True)
+    for name, wanted in said.items():
+        if written.get(name, wanted) != wanted:
             field = model.at(f"source.engine.{name}")
             raise WrongLayoutError(
-                f"{field} is {wanted!r}, and {MANIFEST} beside the engine says {found!r}",
+                f"{field} is {wanted!r}, and {MANIFEST} beside the engine says {written[name]!r}",
                 f"correct {field}, or the manifest if the engine was built anew",
             )
+    engine = EngineManifest.model_validate(said | written).engine()
     # Whether the backend is set to load version-compatible engines isn't in the plan; Triton tells that itself.
-    problem = version_problem(manifest.engine(), image, backend_allows=True)
+    problem = version_problem(engine, image, backend_allows=True)
     if problem is not None:
         cause, _, fix = problem.partition(": ")
         raise WrongLayoutError(f"{cause} ({MANIFEST})", fix)

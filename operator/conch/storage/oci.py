@@ -187,6 +187,7 @@ def _assemble(layers: list[Layer], blobs: Mapping[str, Path], into: Path, limits
                 _unpack_layer(blobs[layer.digest], into, into.with_name(f"{into.name}.{index}"), limits)
             else:
                 place = into / layer.title
+                _refuse_links(into, place.parent)
                 place.parent.mkdir(parents=True, exist_ok=True)
                 # Linked, not moved: two layers may be one blob.
                 place.hardlink_to(blobs[layer.digest])
@@ -287,6 +288,7 @@ def _unpack_layer(archive: Path, into: Path, aside: Path, limits: Limits) -> Non
     unpack(archive, aside, limits=limits)
     for folder, subfolders, names in os.walk(aside):
         inside = Path(folder).relative_to(aside)
+        _refuse_links(into, into / inside)
         (into / inside).mkdir(parents=True, exist_ok=True)
         links = [name for name in subfolders if (Path(folder) / name).is_symlink()]
         for name in [*names, *links]:
@@ -297,6 +299,18 @@ def _unpack_layer(archive: Path, into: Path, aside: Path, limits: Limits) -> Non
                 )
             (Path(folder) / name).replace(into / inside / name)
     shutil.rmtree(aside)
+
+
+def _refuse_links(into: Path, folder: Path) -> None:
+    """Refuse a folder that is reached by a link: two layers' links may lead out together, though neither does alone."""
+    for place in (folder, *folder.parents):
+        if place == into:
+            return
+        if place.is_symlink():
+            raise WrongLayoutError(
+                f"a layer would be written through the link {place.relative_to(into)} of an earlier one",
+                "push the artifact anew with the folder itself",
+            )
 
 
 def _json_object(content: bytes, cause: str, fix: str) -> dict[str, Any]:

@@ -79,11 +79,13 @@ class _Wire(BaseModel):
 
 
 class PlannedEngine(_Wire):
-    """What a TensorRT plan file was built with, as its user says it; None: not said."""
+    """What a TensorRT plan file was built with, as its user says it; None, and the last two's defaults: not said."""
 
     tensor_rt: Annotated[str | None, Field(alias="tensorRT")] = None
     compute_capability: str | None = None
     platform: str | None = None
+    version_compatible: bool = False
+    hardware_compatibility: Literal["None", "AmperePlus", "SameComputeCapability"] = "None"
 
 
 class PlannedModel(_Wire):
@@ -187,13 +189,15 @@ class PlannedCache(_Wire):
 class Plan(_Wire):
     """The whole repository of one pod. A transfer without a byte for `stall_timeout_seconds` is broken off.
 
-    `tensor_rt` is the TensorRT version of the pod's Triton image, such as 10.5; None: not known.
+    `tensor_rt` is the TensorRT version of the pod's Triton image, such as 10.5; None: not known. Without `allow_code` a
+    model may bring no library that Triton would load.
     """
 
     models: Annotated[tuple[PlannedModel, ...], Field(min_length=1)]
     stall_timeout_seconds: Annotated[float, Field(gt=0, le=STALL_TIMEOUT_MAX_S)] = 60
     cache: PlannedCache | None = None
     tensor_rt: Annotated[str | None, Field(alias="tensorRT")] = None
+    allow_code: bool = True
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:

@@ -47,6 +47,15 @@ class Repository:
         """Where a downloaded file stands after an earlier run that succeeded."""
         return self._root / model.name / "1" / (model.file_name or "")
 
+    def make_way(self, model: PlannedModel) -> bool:
+        """Remove what an earlier run has shown of a model, and what was staged of it. Whether there was something."""
+        shutil.rmtree(self._models / model.name, ignore_errors=True)
+        place = self._root / model.name
+        if not place.is_dir():
+            return False
+        shutil.rmtree(place)
+        return True
+
     def strangers(self, models: Sequence[PlannedModel]) -> list[str]:
         """Folders that Triton would load too although no model of the plan is named so."""
         planned = {model.name for model in models}

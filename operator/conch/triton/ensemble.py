@@ -117,7 +117,7 @@ class _Graph:
                 words = f"tensor {shown(tensor)} is made by {self._makers[tensor].what} too; give each its own name"
                 yield Problem(place, words)
                 continue
-            self._makers[tensor] = _member_end(f"steps[{index}] ({step.model})", declared.get(key), member)
+            self._makers[tensor] = _member_end(_named(index, step), declared.get(key), member)
             self._made_by[tensor] = index
 
     def _inputs(self, index: int, step: Step, member: Model | None) -> Iterator[Problem]:
@@ -134,7 +134,7 @@ class _Graph:
                 words = f"tensor {shown(tensor)} is produced by no step and is no input of the ensemble; {hint}"
                 yield Problem(place, words)
                 continue
-            reader = _member_end(f"steps[{index}] ({step.model})", declared.get(key), member)
+            reader = _member_end(_named(index, step), declared.get(key), member)
             yield from _agree(place, tensor, maker, reader)
         missing = [name for name, tensor in declared.items() if name not in step.inputs and not tensor.optional]
         # A control or a state is no input that a step could map.
@@ -188,9 +188,8 @@ class _Graph:
                 origins.add(None)
             if len(origins) > 1:
                 words = (
-                    f"reads tensors of different numbers of answers, because "
-                    f"{' and '.join(_source(part, steps) for part in sorted(origins, key=str))} differ; let it read "
-                    "from one of them only"
+                    f"reads tensors of different numbers of answers, because {_sources(origins, steps)} differ; let it "
+                    "read from one of them only"
                 )
                 yield Problem(("steps", index, "inputs"), words)
             member = members[index]
@@ -199,15 +198,26 @@ class _Graph:
                 waiting[reader] -= 1
                 if waiting[reader] == 0:
                     ready.append(reader)
+        ends = {origin[self._made_by[end.name]] for end in self._ensemble.outputs if end.name in self._made_by}
+        if len(ready) == len(steps) and len(ends) > 1:
+            words = f"come from different numbers of answers: {_sources(ends, steps)} differ; let one of them make all"
+            yield Problem(("outputs",), words)
         if len(ready) < len(steps):
             left = {index for index in range(len(steps)) if waiting[index] > 0}
             circle = _circle(left, needs)
-            path = " <- ".join(f"steps[{index}] ({steps[index].model})" for index in [*circle, circle[0]])
+            path = " <- ".join(_named(index, steps[index]) for index in [*circle, circle[0]])
             yield Problem(("steps", circle[0]), f"waits for its own output: {path}; break the circle")
 
 
-def _source(step: int | None, steps: Sequence[Step]) -> str:
-    return "the request" if step is None else f"the decoupled steps[{step}] ({steps[step].model})"
+def _named(index: int, step: Step) -> str:
+    return f"steps[{index}] ({step.name or step.model})"
+
+
+def _sources(origins: set[int | None], steps: Sequence[Step]) -> str:
+    return " and ".join(
+        "the request" if step is None else f"the decoupled {_named(step, steps[step])}"
+        for step in sorted(origins, key=str)
+    )
 
 
 def _circle(left: set[int], needs: Sequence[set[int]]) -> list[int]:

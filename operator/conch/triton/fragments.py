@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from google.protobuf.descriptor import FieldDescriptor
 from tritonclient.grpc import model_config_pb2 as pb
 
+from conch.api.fields import format_duration
 from conch.triton.backends import BACKENDS
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ _FORMAT_BY_SUFFIX: Final[Mapping[str, Format]] = {
     ".savedmodel": "TensorFlow", ".tflite": "TFLite", ".xml": "OpenVINO", ".py": "Python", ".dali": "DALI",
 }  # fmt: skip
 _KEPT_QUANTITIES: Final = (("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10), ("", 1))
-_MS: Final = 1000
 _PRIORITIES: Final = {0: "Default", 1: "Max", 2: "Min"}
 
 
@@ -121,13 +121,8 @@ def plain(field: Any, value: Any) -> Any:
     return value
 
 
-def duration(microseconds: int) -> str:
-    """A duration string that stands for exactly so many microseconds."""
-    for unit, size in (("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000)):
-        if microseconds and microseconds % size == 0:
-            return f"{microseconds // size}{unit}"
-    whole, rest = divmod(microseconds, _MS)
-    return f"{whole}.{rest:03d}".rstrip("0").rstrip(".") + "ms"
+def _duration(microseconds: int) -> str:
+    return format_duration(microseconds / 1_000_000)
 
 
 def quantity(count: int) -> str:
@@ -187,7 +182,7 @@ def _limits(policy: Any) -> Fields:
     timeout = policy.default_timeout_microseconds
     return some(
         maxSize=policy.max_queue_size,
-        timeout=duration(timeout) if timeout else None,
+        timeout=_duration(timeout) if timeout else None,
         timeoutAction=action,
         allowTimeoutOverride=policy.allow_timeout_override,
     )
@@ -203,7 +198,7 @@ def _dynamic_batching(config: Any, _origin: Origin) -> Fields:
     found: Fields = {
         "batching": some(
             preferredSizes=list(batching.preferred_batch_size),
-            maxQueueDelay=duration(delay) if delay else None,
+            maxQueueDelay=_duration(delay) if delay else None,
             preserveOrdering=batching.preserve_ordering,
             priorityLevels=levels,
             defaultPriority=default if default != levels else None,
@@ -218,9 +213,9 @@ def _sequence(config: Any, _origin: Origin) -> Fields:
     strategy = sequence.oldest if oldest else sequence.direct
     idle, delay = sequence.max_sequence_idle_microseconds, strategy.max_queue_delay_microseconds
     found = some(
-        idleTimeout=duration(idle) if idle and idle != _DEFAULT_IDLE_US else None,
+        idleTimeout=_duration(idle) if idle and idle != DEFAULT_IDLE_US else None,
         strategy="Oldest" if oldest else None,
-        maxQueueDelay=duration(delay) if delay else None,
+        maxQueueDelay=_duration(delay) if delay else None,
         iterative=sequence.iterative_sequence,
     )
     if oldest:
@@ -238,7 +233,7 @@ def _sequence(config: Any, _origin: Origin) -> Fields:
     return {"sequence": found}
 
 
-_DEFAULT_IDLE_US: Final = 1_000_000
+DEFAULT_IDLE_US: Final = 1_000_000
 _CONTROLS: Final = {
     "CONTROL_SEQUENCE_START": "Start",
     "CONTROL_SEQUENCE_END": "End",
@@ -251,17 +246,19 @@ def _control(item: Any, control: Any) -> Fields:
     kind = _CONTROLS[pb.ModelSequenceBatching.Control.Kind.Name(control.kind)]
     found: Fields = {"tensor": item.name, "kind": kind}
     if kind == "CorrelationID":
-        return {**found, **some(dataType=_data_type(control.data_type) if control.data_type else None)}
+        said = control.data_type not in {pb.TYPE_INVALID, pb.TYPE_UINT64}
+        return {**found, **some(dataType=_data_type(control.data_type) if said else None)}
     pairs = (
         ("INT32", list(control.int32_false_true)),
         ("FP32", [_float(number) for number in control.fp32_false_true]),
         ("BOOL", [int(value) for value in control.bool_false_true]),
     )
     data_type, pair = next((each for each in pairs if each[1]), (None, []))
-    # INT32 with 0 and 1 is what the spec means when it says nothing.
-    if data_type == "INT32" and pair == [0, 1]:
-        return found
-    return {**found, **some(dataType=data_type if data_type != "INT32" else None, falseTrue=pair)}
+    # INT32, and 0 and 1, are what the spec means when it says nothing.
+    return {
+        **found,
+        **some(dataType=data_type if data_type != "INT32" else None, falseTrue=pair if pair != [0, 1] else None),
+    }
 
 
 def _state(state: Any) -> Fields:
@@ -314,7 +311,7 @@ def _ensemble(config: Any, _origin: Origin) -> Fields:
 # --- instances
 
 
-def _group(group: Any) -> Fields:
+def _group(group: Any, origin: Origin) -> Fields:
     kinds = pb.ModelInstanceGroup.Kind
     kind = {kinds.Value("KIND_GPU"): "GPU", kinds.Value("KIND_CPU"): "CPU", kinds.Value("KIND_MODEL"): "Model"}
     limiter = None
@@ -332,7 +329,7 @@ def _group(group: Any) -> Fields:
         )
     found = some(
         count=group.count if group.count != 1 else None,
-        kind=kind.get(group.kind),
+        kind=kind.get(group.kind) if kind.get(group.kind) != BACKENDS[origin.format].instance_kind else None,
         gpus=list(group.gpus),
         profiles=list(group.profile),
         passive=group.passive,
@@ -343,10 +340,11 @@ def _group(group: Any) -> Fields:
 def _instances(config: Any, origin: Origin) -> Fields:
     groups = list(config.instance_group)
     if len(groups) == 1 and groups[0].name in {"", origin.name, f"{origin.name}_0"}:
-        return {"instances": _group(groups[0])}
+        return {"instances": _group(groups[0], origin)}
     return {
         "instanceGroups": [
-            {"name": group.name or f"{origin.name}_{index}", **_group(group)} for index, group in enumerate(groups)
+            {"name": group.name or f"{origin.name}_{index}", **_group(group, origin)}
+            for index, group in enumerate(groups)
         ]
     }
 
@@ -445,7 +443,7 @@ def _warmup(config: Any, _origin: Origin) -> Fields:
                         "name": name,
                         "dataType": _data_type(warmup.inputs[name].data_type),
                         "dims": list(warmup.inputs[name].dims),
-                        **_data(warmup.inputs[name], "input_data_type"),
+                        **_warmup_data(warmup.inputs[name]),
                     }
                     for name in sorted(warmup.inputs)
                 ],
@@ -453,6 +451,13 @@ def _warmup(config: Any, _origin: Origin) -> Fields:
             for warmup in config.model_warmup
         ]
     }
+
+
+def _warmup_data(tensor: Any) -> Fields:
+    found = _data(tensor, "input_data_type")
+    # For which Triton takes empty ones (core, GenerateWarmupData).
+    texts = tensor.data_type == pb.TYPE_STRING and found == {"data": "Random"}
+    return {} if texts else found
 
 
 def _parameters(config: Any, _origin: Origin) -> Fields:

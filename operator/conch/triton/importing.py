@@ -171,14 +171,27 @@ class _Draft:
 
     def _odd_file(self, files: Sequence[str]) -> str | None:
         """The model's file where it has a name of its own and nothing says so: Triton wants it said."""
-        named = self.config.backend or self.config.platform or self.config.default_model_filename
-        if named or self.format in {"Ensemble", "Auto"} or BACKENDS[self.format].file in files:
+        if self.config.default_model_filename or self.format in {"Ensemble", "Auto"}:
+            return None
+        if BACKENDS[self.format].file in files:
+            return None
+        if self.format == "PyTorch" and "model.py" in files:
+            return "model.py"  # where PyTorch's Python runtime looks, too (pytorch_backend, src/model.py)
+        if self.config.backend or self.config.platform:
             return None
         return next((name for name in files if suffix_format(name) == self.format), None)
 
     def normal(self, config: Any, *, gpu: bool) -> Any:
         """A configuration of this model in normal form."""
         return normal_form(config, self.folder.name, self.format, gpu=gpu)
+
+    def say_counts(self, *, gpu: bool) -> None:
+        """Write out how many copies Triton starts where the configuration says no number, if it isn't one."""
+        said = self.config.instance_group
+        for index, group in enumerate(self.normal(self.config, gpu=gpu).instance_group):
+            if group.count > 1 and not (said and said[index].count):
+                several = self.model.get("instanceGroups")
+                (several[index] if several else self.model.setdefault("instances", {}))["count"] = group.count
 
     def reason(self, path: str) -> str | None:
         """Why a field of the message isn't as it was."""
@@ -196,6 +209,8 @@ class _Import:
         self._left_out: list[Difference] = []
         self._notes: list[str] = []
         self._count = self._accelerators() if accelerators is None else accelerators
+        for draft in self._drafts:
+            draft.say_counts(gpu=self._count > 0)
 
     def run(self) -> Imported:
         """Until the operator has nothing to say against it; then compare."""
@@ -237,7 +252,7 @@ class _Import:
 
     def _accelerators(self) -> int:
         """As many as the instance groups name, one where any may use one, none where all are on the CPU."""
-        needed = 0
+        needed, either = 0, []
         for draft in self._drafts:
             if draft.format == "Ensemble":
                 continue
@@ -251,10 +266,12 @@ class _Import:
             elif automatic or kinds & {"KIND_GPU", "KIND_MODEL"} or not row.cpu:
                 needed = max(needed, 1)
             if automatic and row.cpu:
-                self._notes.append(
-                    f"{draft.folder.name}: instance_group says no kind; Triton would take a GPU where there is one, "
-                    "and so it is written: add --accelerators=0 for a service on CPUs"
-                )
+                either.append(draft.folder.name)
+        if either:
+            self._notes.append(
+                f"{', '.join(either)}: instance_group says no kind; Triton would take a GPU where there is one, and so "
+                "it is written: add --accelerators=0 for a service on CPUs"
+            )
         return needed
 
     def _give_way(self, problem: str) -> None:
@@ -267,7 +284,7 @@ class _Import:
         index, key = way[2], str(way[3])
         draft, path = self._drafts[index], way[3:]
         if key == "source":
-            raise NotImportableError(f"{draft.folder.name}: {problem}; correct --source-prefix")
+            raise NotImportableError(f"{problem}; correct --source-prefix")
         if key in {"name", "steps", "format"}:
             self._leave_out(index, words)
             return
@@ -294,8 +311,11 @@ class _Import:
             if 0 < len(kept) < len(keys):
                 return
         del parent[last]
-        if isinstance(last, int) and not parent:
-            del _parent(draft.model, path[:-1])[path[-2]]  # an empty list says no more than none
+        # An empty list says no more than none, nor does any part of the raw data that held only this.
+        while len(path) > 1 and not parent and (isinstance(path[-1], int) or path[0] == "config"):
+            path = path[:-1]
+            parent = _parent(draft.model, path)
+            del parent[path[-1]]
 
     def _search(self, problem: str, words: str, indices: Iterable[int]) -> None:
         """Find the part without which a problem is gone, where its own path names one that isn't there."""
@@ -346,6 +366,12 @@ class _Import:
             for file in _files_of(config):
                 if file not in folder.files:
                     yield f"{folder.name}: config.pbtxt names the file {shown(file)}, which isn't in the folder"
+            for key, value in draft.model.get("parameters", {}).items():
+                if value.startswith("/") and not value.startswith("/models/"):
+                    yield (
+                        f"{folder.name}: the parameter {key} names {shown(value)}, which no pod has unless the image "
+                        f"does: put it into the model's folder, which is /models/{folder.name} in the pod"
+                    )
             if "config" in draft.model:
                 fields = ", ".join(sorted(draft.model["config"]))
                 yield f"{folder.name}: no field of the spec says {fields}, so config holds it as data"

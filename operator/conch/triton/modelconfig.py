@@ -243,7 +243,7 @@ def _control(control: SequenceControl) -> Any:
         kind=pb.ModelSequenceBatching.Control.Kind.Value(_CONTROLS[control.kind])
     )
     if control.kind == "CorrelationID":
-        message.data_type = _type(control.data_type or "UINT64")
+        message.data_type = _type(_control_type(control))
         return message
     pair = control.false_true or [0.0, 1.0]
     if control.data_type == "FP32":
@@ -253,6 +253,10 @@ def _control(control: SequenceControl) -> Any:
     else:
         message.int32_false_true.extend(int(number) for number in pair)
     return message
+
+
+def _control_type(control: SequenceControl) -> str:
+    return control.data_type or ("UINT64" if control.kind == "CorrelationID" else "INT32")
 
 
 def _state(state: SequenceState) -> Any:
@@ -287,16 +291,21 @@ def _warmup(model: Model, warmup: Warmup) -> Any:
             entry.zero_data = True
     if not warmup.inputs:
         for own in model.inputs:
-            if own.optional:
-                continue
-            entry = message.inputs[own.name]
-            entry.data_type = _type(own.data_type)
-            entry.dims.extend(max(size, 1) for size in own.dims)
-            if own.data_type == "STRING":
-                entry.zero_data = True
-            else:
-                entry.random_data = True
+            if not own.optional:
+                _made(message, own.name, own.data_type, own.dims, random=own.data_type != "STRING")
+        # The warm-up passes the sequence batcher by, which fills these in for clients' requests.
+        for control in model.sequence.controls if model.sequence is not None else ():
+            _made(message, control.tensor, _control_type(control), [1])
+        for state in model.sequence.states if model.sequence is not None else ():
+            _made(message, state.input_name, state.data_type, state.dims)
     return message
+
+
+def _made(warmup: Any, name: str, data_type: str, dims: list[int], *, random: bool = False) -> None:
+    entry = warmup.inputs[name]
+    entry.data_type = _type(data_type)
+    entry.dims.extend(max(size, 1) for size in dims)
+    setattr(entry, "random_data" if random else "zero_data", True)
 
 
 def _optimization(optimization: Optimization, model_name: str) -> Any:

@@ -6,12 +6,15 @@ What it evens out, and nothing else:
 - a default that is written out becomes unset: the format's file name, version policy latest 1, pinned memory on,
   decoupled false, response cache off, warm-up and rate limiter priority 1, INT32 0 and 1 of a sequence's control,
   a sequence's idle time-out of 1 s, strategy direct, the group name that Triton itself gives;
-- an instance group that is absent, of count 0 or of KIND_AUTO becomes one of the kind that Triton would choose;
+- an instance group that is absent or of KIND_AUTO becomes one of the kind that Triton would choose, and a count of 0
+  Triton's own default: 2 for ONNX and TensorFlow on CPUs, else 1;
 - an empty message that says nothing (`optimization {}`) is unset, other than those whose presence says something
   (`dynamic_batching {}`);
 - ONNX Runtime's TensorRT accelerator computes in FP32 where nothing is said, and says true as "true";
 - vLLM reports its own metrics, by which it is scaled;
-- an ensemble has no instance groups; a step without a version means the latest one, -1.
+- an ensemble has no instance groups, and is decoupled or not by its members; a step without a version means the latest
+  one, -1;
+- a warm-up's random texts are empty ones.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from conch.api.shown import shown
 from conch.triton.backends import BACKENDS
-from conch.triton.fragments import PLATFORMS, is_ensemble, plain
+from conch.triton.fragments import DEFAULT_IDLE_US, PLATFORMS, is_ensemble, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +49,6 @@ _PRESENCE_SAYS: Final = frozenset(
         "histogram_options",
     }
 )
-_IDLE_US: Final = 1_000_000
 
 
 def normal_form(config: Any, name: str, model_format: Format, *, gpu: bool) -> Any:
@@ -65,6 +67,7 @@ def normal_form(config: Any, name: str, model_format: Format, *, gpu: bool) -> A
     _instances(result, name, model_format, gpu=gpu)
     _scheduling(result)
     _defaults(result, model_format)
+    _warmup(result)
     _prune(result)
     return result
 
@@ -160,10 +163,12 @@ def _instances(config: Any, name: str, model_format: Format, *, gpu: bool) -> No
         config.instance_group.add()
     groups = list(config.instance_group)
     for index, group in enumerate(groups):
-        group.count = group.count or 1
         if group.kind == pb.ModelInstanceGroup.KIND_AUTO:
             chosen = BACKENDS[model_format].instance_kind or ("GPU" if gpu or group.gpus else "CPU")
             group.kind = pb.ModelInstanceGroup.Kind.Value(f"KIND_{chosen.upper()}")
+        # core, SetDefaultInstanceCount
+        doubled = group.kind == pb.ModelInstanceGroup.KIND_CPU and model_format in {"ONNX", "TensorFlow"}
+        group.count = group.count or (2 if doubled else 1)
         if len(groups) == 1 and group.name in {name, f"{name}_0"}:
             group.name = ""
         elif len(groups) > 1 and not group.name:
@@ -175,12 +180,14 @@ def _instances(config: Any, name: str, model_format: Format, *, gpu: bool) -> No
 def _scheduling(config: Any) -> None:
     if config.HasField("sequence_batching"):
         sequence = config.sequence_batching
-        sequence.max_sequence_idle_microseconds = sequence.max_sequence_idle_microseconds or _IDLE_US
+        sequence.max_sequence_idle_microseconds = sequence.max_sequence_idle_microseconds or DEFAULT_IDLE_US
         if sequence.WhichOneof("strategy_choice") is None:
             sequence.direct.SetInParent()
         for item in sequence.control_input:
             for control in item.control:
                 _control(control)
+    if is_ensemble(config):
+        config.ClearField("model_transaction_policy")  # Triton sets it itself (core, ValidateEnsembleConfig)
     for step in config.ensemble_scheduling.step:
         step.model_version = step.model_version or -1
 
@@ -211,8 +218,14 @@ def _defaults(config: Any, model_format: Format) -> None:
                 accelerator.parameters["trt_engine_cache_enable"] = "true"
     if model_format == "vLLM" and "REPORT_CUSTOM_METRICS" not in config.parameters:
         config.parameters["REPORT_CUSTOM_METRICS"].string_value = "true"
+
+
+def _warmup(config: Any) -> None:
     for warmup in config.model_warmup:
         warmup.count = warmup.count or 1
+        for key in warmup.inputs:
+            if warmup.inputs[key].data_type == pb.TYPE_STRING and warmup.inputs[key].random_data:
+                warmup.inputs[key].zero_data = True
 
 
 def _prune(message: Any) -> None:

@@ -368,8 +368,8 @@ def _custom_backend(message: Any, model: Model) -> Iterator[Problem]:
     elif model.format != "Auto":
         words = f"is for format Auto, as {model.format} has a backend; set format: Auto or remove it"
         yield Problem(place, words, message.backend)
-    elif not re.fullmatch(r"[a-z0-9][a-z0-9_]{0,62}", message.backend):
-        words = "must be a backend's name such as fil: lower-case letters, digits and '_'; correct it"
+    elif not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", message.backend):
+        words = "must be a backend's name such as fil: letters, digits, '_' and '-'; correct it"
         yield Problem(place, words, message.backend)
 
 
@@ -409,14 +409,14 @@ def _batch_tensors(message: Any, model: Model) -> Iterator[Problem]:
             place = ("config", kind, index)
             if len(entry.source_input) != 1:
                 yield Problem((*place, "source_input"), "must name one input; correct it", list(entry.source_input))
-            elif entry.source_input[0] not in inputs:
-                words = "must be one of the model's inputs, which must be listed; add it to inputs, or correct it"
+            elif inputs and entry.source_input[0] not in inputs:  # else Triton finds out what there is
+                words = "must be one of the model's inputs; add it to inputs, or correct it"
                 yield Problem((*place, "source_input", 0), words, entry.source_input[0])
             if kind == "batch_input" and entry.data_type not in numbers:
                 yield Problem((*place, "data_type"), "must be TYPE_INT32 or TYPE_FP32; correct it")
             if not entry.target_name:
                 yield Problem((*place, "target_name"), "is required; add the tensor's name")
             for number, name in enumerate(entry.target_name):
-                if kind == "batch_output" and name not in outputs:
-                    words = "must be one of the model's outputs, which must be listed; add it to outputs, or correct it"
+                if kind == "batch_output" and outputs and name not in outputs:
+                    words = "must be one of the model's outputs; add it to outputs, or correct it"
                     yield Problem((*place, "target_name", number), words, name)

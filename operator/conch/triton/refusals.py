@@ -6,8 +6,11 @@ what to change.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 
+from conch import names
 from conch.api.shown import shown
 from conch.triton.backends import BACKENDS, CONFIG_FIELDS_SINCE
 from conch.triton.releases import OLDEST, VARIANT_FORMATS, Feature, month_name, release_of
@@ -30,15 +33,26 @@ _FORBIDDEN: Final = (
 )
 
 
-def by_settings(spec: InferenceServiceSpec, *, allow_python_models: bool) -> list[str]:
+@dataclass(frozen=True)
+class Allowed:
+    """What the operator's settings allow a service."""
+
+    python_models: bool = True
+    """Models that bring code (CONCH_ALLOW_PYTHON_MODELS)."""
+    cache_host_paths: tuple[str, ...] = (names.CACHE_HOST_PATH,)
+    """Folders of the nodes that may hold a model cache (CONCH_MODEL_CACHE_HOST_PATHS)."""
+
+
+def by_settings(spec: InferenceServiceSpec, allowed: Allowed) -> list[str]:
     """Why the operator's settings refuse the spec, a line a finding; empty when they don't.
 
-    Without `allow_python_models`, nothing may run that comes with a model: Python code, whatever might be Python, and
+    Without `allowed.python_models`, nothing may run that comes with a model: Python code, whatever might be Python, and
     libraries that Triton would load from a model's folder.
     """
-    if allow_python_models:
-        return []
-    found = [
+    found = _host_paths(spec, allowed.cache_host_paths)
+    if allowed.python_models:
+        return found
+    found += [
         f"spec.models[{index}].{field}: {what}{_FORBIDDEN}"
         for index, model in enumerate(spec.models)
         for field, what in _code(model)
@@ -50,6 +64,22 @@ def by_settings(spec: InferenceServiceSpec, *, allow_python_models: bool) -> lis
         if "/models" in value or "/sources" in value
     ]
     return found
+
+
+def _host_paths(spec: InferenceServiceSpec, allowed: tuple[str, ...]) -> list[str]:
+    """Whoever may make a service need not be one who may write to the nodes' file systems."""
+    cache = spec.runtime.model_cache
+    if cache is None or cache.host_path is None:
+        return []
+    path = PurePosixPath(cache.host_path)
+    if any(path.is_relative_to(folder) for folder in allowed):
+        return []
+    where = " or ".join(allowed) or "nowhere"
+    finding = (
+        "spec.runtime.modelCache.hostPath: is in no folder that the operator's setting CONCH_MODEL_CACHE_HOST_PATHS "
+        f"allows (got {shown(cache.host_path)}, allowed: {where}); use such a folder, or claimName"
+    )
+    return [finding]
 
 
 def by_release(spec: InferenceServiceSpec, image: str) -> list[str]:

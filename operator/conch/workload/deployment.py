@@ -79,7 +79,8 @@ def choose_strategy(spec: InferenceServiceSpec, *, replicas: int, free: int | No
 
 def template_inputs(spec: InferenceServiceSpec) -> str:
     """A digest of the part of the spec that the pod template is made from."""
-    # Without defaults: a field that the next version adds must not make every service look changed (R7).
+    # Without defaults: a field that the next version adds must not make every service look changed (R7). For the same
+    # reason a default never changes within a version of the API: stored objects hold the old one, written out.
     part = spec.model_dump(
         mode="json",
         include={"models", "runtime", "accelerator", "resources", "placement"},
@@ -104,6 +105,7 @@ def deployment(
     images: Images,
     strategy: Strategy,
     live: Mapping[str, Any] | None,
+    allow_code: bool = True,
 ) -> dict[str, Any]:
     """The Deployment without replicas, which belong to the autoscaler (R1).
 
@@ -112,7 +114,8 @@ def deployment(
     """
     rendering = RENDERING
     tensor_rt = release_of(spec.runtime.image or images.triton, spec.runtime.release).tensorrt
-    chosen = _Chosen(images, strategy.max_surge, strategy.max_unavailable, tensor_rt if _has_engines(spec) else None)
+    tensor_rt = tensor_rt if _has_engines(spec) else None
+    chosen = _Chosen(images, strategy.max_surge, strategy.max_unavailable, tensor_rt, allow_code)
     template: dict[str, Any]
     if live is not None and keeps_template(spec, live):
         rendering = _annotations(live).get(names.RENDERING_ANNOTATION, RENDERING)
@@ -120,7 +123,7 @@ def deployment(
     if live is not None and rendering != RENDERING:
         template = live["spec"]["template"]
     else:
-        template = pod_template(service, spec, chosen.images, tensor_rt=chosen.tensor_rt)
+        template = pod_template(service, spec, chosen.images, tensor_rt=chosen.tensor_rt, allow_code=chosen.allow_code)
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -154,6 +157,8 @@ class _Chosen:
     max_unavailable: int
     tensor_rt: str | None = None
     """The image's TensorRT version, which `conch fetch` holds engines against: a later table may know more."""
+    allow_code: bool = True
+    """Whether a model may bring a library that Triton loads (CONCH_ALLOW_PYTHON_MODELS)."""
 
 
 def _has_engines(spec: InferenceServiceSpec) -> bool:
@@ -166,20 +171,27 @@ def _chosen_before(live: Mapping[str, Any], fallback: _Chosen) -> _Chosen:
         kept = json.loads(_annotations(live)[names.CHOSEN_ANNOTATION])
         images = Images(*(str(kept["images"][key]) for key in ("fetch", "triton", "pull_policy")))
         tensor_rt = None if kept["tensor_rt"] is None else str(kept["tensor_rt"])
-        return _Chosen(images, int(kept["max_surge"]), int(kept["max_unavailable"]), tensor_rt)
+        allow_code = bool(kept["allow_code"])
+        return _Chosen(images, int(kept["max_surge"]), int(kept["max_unavailable"]), tensor_rt, allow_code)
     except (KeyError, TypeError, ValueError):
         numbers = (live["spec"].get("strategy") or {}).get("rollingUpdate") or {}
         surge, unavailable = numbers.get("maxSurge"), numbers.get("maxUnavailable")
-        fallback = replace(fallback, images=live_images(live, fallback.images), tensor_rt=_live_tensor_rt(live))
+        plan = _live_plan(live)
+        fallback = replace(
+            fallback,
+            images=live_images(live, fallback.images),
+            tensor_rt=None if plan is None else plan.tensor_rt,
+            allow_code=fallback.allow_code if plan is None else plan.allow_code,
+        )
         if isinstance(surge, int) and isinstance(unavailable, int) and surge + unavailable > 0:
             return replace(fallback, max_surge=surge, max_unavailable=unavailable)
         return fallback
 
 
-def _live_tensor_rt(live: Mapping[str, Any]) -> str | None:
+def _live_plan(live: Mapping[str, Any]) -> Plan | None:
     annotations = live["spec"]["template"]["metadata"].get("annotations") or {}
     try:
-        return Plan.from_json(annotations[names.PLAN_ANNOTATION]).tensor_rt
+        return Plan.from_json(annotations[names.PLAN_ANNOTATION])
     except (KeyError, ValueError):
         return None
 
@@ -206,7 +218,12 @@ def live_images(live: Mapping[str, Any], fallback: Images) -> Images:
 
 
 def pod_template(
-    service: str, spec: InferenceServiceSpec, images: Images, *, tensor_rt: str | None = None
+    service: str,
+    spec: InferenceServiceSpec,
+    images: Images,
+    *,
+    tensor_rt: str | None = None,
+    allow_code: bool = True,
 ) -> dict[str, Any]:
     """The pod: `conch fetch` lays out the whole model repository, then Triton starts."""
     sources = [source_of(model) for model in spec.models]
@@ -233,13 +250,13 @@ def pod_template(
     return {
         "metadata": {
             "labels": names.pod_labels(service),
-            "annotations": {names.PLAN_ANNOTATION: model_plan(spec, tensor_rt).to_json()},
+            "annotations": {names.PLAN_ANNOTATION: model_plan(spec, tensor_rt, allow_code=allow_code).to_json()},
         },
         "spec": pod,
     }
 
 
-def model_plan(spec: InferenceServiceSpec, tensor_rt: str | None = None) -> Plan:
+def model_plan(spec: InferenceServiceSpec, tensor_rt: str | None = None, *, allow_code: bool = True) -> Plan:
     """What `conch fetch` must do; it travels in the template, so an old revision's pod restarts with its own."""
     return Plan(
         models=tuple(
@@ -253,6 +270,7 @@ def model_plan(spec: InferenceServiceSpec, tensor_rt: str | None = None) -> Plan
         ),
         cache=planned_cache(spec),
         tensor_rt=tensor_rt,
+        allow_code=allow_code,
     )
 
 
@@ -270,7 +288,8 @@ def _fetch_container(spec: InferenceServiceSpec, sources: list[Source], images: 
         "imagePullPolicy": images.pull_policy,
         "command": ["conch", "fetch"],
         "args": ["--plan", "/etc/conch/plan/plan.json", "--into", "/models", "--tools", "/conch"],
-        "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
+        # About 100 MiB whatever a file's size; 290 were seen with the most files that a source may hold, and a cache.
+        "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}},
         "securityContext": server.SECURITY_CONTEXT,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,

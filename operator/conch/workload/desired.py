@@ -52,8 +52,12 @@ def desired_children(
     live_deployment: Mapping[str, Any] | None,
     prometheus_namespace: str,
     with_pod_monitor: bool,
+    allow_code: bool = True,
 ) -> list[dict[str, Any]]:
-    """The children in the order in which they are applied: pods need their identity and policy before they start."""
+    """The children in the order in which they are applied: pods need their identity and policy before they start.
+
+    `allow_code`: whether models may bring code, as the operator's settings say.
+    """
     name = service["metadata"]["name"]
     children = [
         *([service_account(name)] if own_account(name, spec) else []),
@@ -63,7 +67,7 @@ def desired_children(
             prometheus_namespace=prometheus_namespace,
             server_ports=server_ports(spec),
         ),
-        deployment(name, spec, images=images, strategy=strategy, live=live_deployment),
+        deployment(name, spec, images=images, strategy=strategy, live=live_deployment, allow_code=allow_code),
         clients_service(name),
         replicas_service(name),
         disruption_budget(name),

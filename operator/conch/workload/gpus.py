@@ -251,7 +251,12 @@ def _of_container(container: Mapping[str, Any], resource: str) -> int:
 
 def _integer(quantities: Mapping[str, Any] | None, resource: str) -> int:
     text = str((quantities or {}).get(resource, "0"))
-    return int(text) if text.isdigit() else 0
+    if text.isdecimal():
+        return int(text)
+    try:
+        return int(parse_quantity(text))  # the API server writes 1000 as 1k
+    except ValueError:
+        return 0
 
 
 def _takes_pods(node: Mapping[str, Any], spec: InferenceServiceSpec) -> bool:

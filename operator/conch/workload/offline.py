@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from conch import names
@@ -38,8 +38,7 @@ class Surroundings:
     with_pod_monitor: bool = False
     namespace: str = "default"
     """For a resource that names none."""
-    allow_python_models: bool = True
-    """The operator's setting CONCH_ALLOW_PYTHON_MODELS."""
+    allowed: refusals.Allowed = field(default_factory=refusals.Allowed)
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,7 @@ def render(service: Mapping[str, Any], around: Surroundings) -> Rendered:
         live_deployment=None,
         prometheus_namespace=around.prometheus_namespace,
         with_pod_monitor=around.with_pod_monitor,
+        allow_code=around.allowed.python_models,
     )
     check_plan_size(objects)
     return Rendered(objects, Plan.from_json(_plan_of(objects)))
@@ -78,7 +78,7 @@ def render(service: Mapping[str, Any], around: Surroundings) -> Rendered:
 def refusals_of(spec: InferenceServiceSpec, around: Surroundings) -> Iterator[str]:
     """Why the operator would make no pod of a valid spec, as far as its settings and the image tell."""
     image = server_image(spec, around.images, None)
-    yield from refusals.by_settings(spec, allow_python_models=around.allow_python_models)
+    yield from refusals.by_settings(spec, around.allowed)
     yield from refusals.by_release(spec, image)
     engine = fit.fit(spec, fit.Surroundings(nodes=None, tensor_rt=release_of(image, spec.runtime.release).tensorrt))
     if engine.suits is False:

@@ -88,7 +88,11 @@ def planned_source(model: Model, index: int) -> dict[str, Any]:
         "engine": None
         if engine is None
         else PlannedEngine(
-            tensor_rt=engine.tensor_rt, compute_capability=engine.compute_capability, platform=engine.platform
+            tensor_rt=engine.tensor_rt,
+            compute_capability=engine.compute_capability,
+            platform=engine.platform,
+            version_compatible=engine.version_compatible,
+            hardware_compatibility=engine.hardware_compatibility,
         ),
     }
 
