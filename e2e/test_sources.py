@@ -1,28 +1,32 @@
-"""Models from an S3 store and an OCI registry into real Triton pods, and what is said when that can't be."""
+"""Models from an S3 store, an OCI registry and a node's cache into real Triton pods, and what is said of faults."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
+import os
+import shutil
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trustme
+import yaml
 
 from conch import names
 from conch.storage.digest import lines_digest
 from oci_registry import TITLE, Registry, registry
-from operators import ROOT
+from operators import OPERATOR_IMAGE, ROOT, wait_until
 from services import Service, condition, restricted_namespace
-from store_servers import S3Server, s3_server
+from store_servers import S3Server, between, s3_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from sandbox import AnyRegion
+    from store_servers import Between
 
 pytestmark = pytest.mark.sandbox
 
@@ -121,3 +125,124 @@ def test_models_come_from_an_s3_store_and_a_registry_and_a_fault_is_told_while_t
         assert condition(blocked, "Ready")["status"] == "True"
     finally:
         region.kubectl("delete", "namespace", namespace, "--wait=false", "--ignore-not-found")
+
+
+# --- the cache on a node
+
+WEIGHTS = {"1/weights.bin": os.urandom(48 << 20)}
+LARGE = {name: data for name, data in FILES.items() if name.startswith("1/")} | WEIGHTS
+LARGE_DIGEST = lines_digest({name: hashlib.sha256(data).hexdigest() for name, data in LARGE.items()})
+ALLOWED = Path("/var/cache/conch")
+
+
+@pytest.fixture
+def large_store(quick_operator: AnyRegion) -> Iterator[Between]:
+    """A store with a model of 48 MiB, where pods reach it; it notes what it is asked for."""
+    with quick_operator.network(), s3_server() as store, between(store, listen="0.0.0.0") as noting:
+        store.make_bucket(BUCKET)
+        for name, data in LARGE.items():
+            store.put(BUCKET, f"large/{name}", data)
+        yield noting
+
+
+@pytest.fixture
+def privileged(quick_operator: AnyRegion) -> Iterator[tuple[str, Path]]:
+    """A namespace whose pods may mount a node's folder, and a folder that no node has yet."""
+    namespace = f"t-cache-{uuid.uuid4().hex[:6]}"
+    folder = ALLOWED / namespace
+    labels = {"pod-security.kubernetes.io/enforce": "privileged"}
+    quick_operator.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}})
+    yield namespace, folder
+    quick_operator.kubectl("delete", "namespace", namespace, "--wait=false", "--ignore-not-found")
+    # The sandbox's node has this machine's disk; kind's has its own, and goes with it.
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        ALLOWED.rmdir()
+
+
+def documented_preparation(folder: Path) -> dict[str, Any]:
+    """The DaemonSet of docs/models.md with this folder and an image that is here."""
+    text = (ROOT / "docs" / "models.md").read_text().partition("```yaml\n")[2].partition("```")[0]
+    item: dict[str, Any] = yaml.safe_load(text)
+    pod = item["spec"]["template"]["spec"]
+    pod["containers"][0]["image"] = OPERATOR_IMAGE
+    pod["volumes"][0]["hostPath"]["path"] = str(folder)
+    return item
+
+
+def arrived(service: Service, count: int) -> dict[str, dict[str, Any]]:
+    """What the termination message of each pod's fetch says, by the pod's name, once there are so many."""
+
+    def look() -> dict[str, dict[str, Any]]:
+        said = {}
+        for pod in service.pods():
+            for status in pod["status"].get("initContainerStatuses", []):
+                ended = status["state"].get("terminated")
+                if status["name"] == names.FETCH_CONTAINER and ended:
+                    assert ended["exitCode"] == 0, ended
+                    said[pod["metadata"]["name"]] = json.loads(ended["message"])
+        return said if len(said) == count else {}
+
+    return wait_until(look, 60, f"{count} pods of {service.name} to have their models", 0.5)
+
+
+def test_pods_of_a_node_download_a_model_once_when_its_folder_is_ready_and_an_event_says_when_it_is_not(
+    quick_operator: AnyRegion, large_store: Between, privileged: tuple[str, Path]
+) -> None:
+    region, store, (namespace, folder) = quick_operator, large_store, privileged
+    source = {
+        "uri": f"s3://{BUCKET}/large",
+        "endpoint": f"http://{region.address}:{store.server_port}",
+        "digest": LARGE_DIGEST,
+    }
+    service = Service(
+        region,
+        namespace,
+        "cached",
+        {
+            "models": [model(source)],
+            "runtime.modelCache": {"hostPath": str(folder), "size": "1Gi"},
+            "accelerator": {"count": 0},
+            "resources": {"cpu": "50m", "memory": "256Mi"},
+            "scaling.minReplicas": 1,
+            "scaling.maxReplicas": 4,
+        },
+    )
+
+    def more_pods(replicas: int, known: dict[str, Any]) -> list[tuple[str, float, str]]:
+        """Origin, seconds and the trouble with the cache of each new pod's model."""
+        service.apply({"scaling.minReplicas": replicas})
+        said = arrived(service, replicas)
+        fresh = [message for name, message in said.items() if name not in known]
+        known.update(said)
+        return sorted(
+            (each["fetched"][0]["origin"], each["fetched"][0]["seconds"], each.get("cache", "")) for each in fresh
+        )
+
+    known: dict[str, Any] = {}
+    # The kubelet makes the folder, for root; fsGroup doesn't apply to it.
+    ((origin, seconds, trouble),) = more_pods(1, known)
+    once = len(store.ranges)
+    assert once > 0
+    assert (origin, "Permission denied" in trouble) == ("Download", True), trouble
+    assert "runtime.modelCache writable for user 1000 or group 1000" in trouble
+    (told,) = wait_until(lambda: service.events("ModelCacheUnused"), 20, "the Event about the cache")
+    assert told == f"On node {region.node_name}, {trouble}."
+    figures = [f"not ready: {origin} {seconds} s"]
+
+    region.apply(documented_preparation(folder), namespace=namespace)
+    region.kubectl("-n", namespace, "rollout", "status", "daemonset/conch-model-cache", "--timeout=30s")
+
+    # Of two at once one downloads, and the other waits for it.
+    both = more_pods(3, known)
+    assert [(origin, trouble) for origin, _, trouble in both] == [("Cache", ""), ("Download", "")]
+    assert len(store.ranges) == 2 * once
+    figures += [f"two at once: {origin} {seconds} s" for origin, seconds, _ in both]
+
+    asked = len(store.asked)
+    ((origin, seconds, trouble),) = more_pods(4, known)
+    assert (origin, trouble) == ("Cache", "")
+    assert len(store.asked) == asked
+    figures.append(f"the next: {origin} {seconds} s")
+    service.wait_ready(4)
+    print(f"{sum(map(len, LARGE.values()))} bytes; {'; '.join(figures)}")  # pytest shows it with -s

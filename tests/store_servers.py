@@ -151,8 +151,10 @@ Fault = Callable[[BetweenHandler, Reply], None]
 class Between(http.server.ThreadingHTTPServer):
     """Stands between `conch fetch` and the store. The faults are used up by requests for a range, in their order."""
 
-    def __init__(self, store: S3Server, faults: tuple[Fault, ...], certificate: Path | None) -> None:
-        super().__init__(("127.0.0.1", 0), BetweenHandler)
+    def __init__(
+        self, store: S3Server, faults: tuple[Fault, ...], certificate: Path | None, listen: str = "127.0.0.1"
+    ) -> None:
+        super().__init__((listen, 0), BetweenHandler)
         self._store = store
         self.faults = list(faults)
         self.every: Fault | None = None
@@ -197,9 +199,13 @@ class Between(http.server.ThreadingHTTPServer):
 
 @contextmanager
 def between(
-    store: S3Server, *faults: Fault, every: Fault | None = None, certificate: Path | None = None
+    store: S3Server,
+    *faults: Fault,
+    every: Fault | None = None,
+    certificate: Path | None = None,
+    listen: str = "127.0.0.1",
 ) -> Iterator[Between]:
-    server = Between(store, faults, certificate)
+    server = Between(store, faults, certificate, listen)
     server.every = every
     with _served(server):
         yield server

@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 
 from child_makers import make_pod
 from conch.kube.errors import ApiError, Forbidden
-from conch.reconcile.fetching import AT_ONCE, LAST_AGAIN_S, LONG_S, FetchTeller, arrived, progress_of
+from conch.reconcile.fetching import (
+    AT_ONCE,
+    LAST_AGAIN_S,
+    LONG_S,
+    NEWS_S,
+    FetchTeller,
+    arrived,
+    cache_trouble,
+    progress_of,
+)
 from makers import make_service, stored
 
 if TYPE_CHECKING:
@@ -52,7 +61,7 @@ class FakeLogs:
         return self.text
 
     def record(self, obj: Object, reason: str, message: str, type_: str = "Normal") -> None:
-        assert (obj, type_) == (SERVICE, "Normal")
+        assert (obj, type_) == (SERVICE, "Warning" if reason == "ModelCacheUnused" else "Normal")
         self.events.append((reason, message))
 
 
@@ -104,6 +113,43 @@ async def test_a_fetch_that_failed_is_a_conditions_matter() -> None:
     world.pods = [ended(exitCode=4, message="the digest differs")]
     await world.look(20)
     assert [reason for reason, _ in world.out.events] == ["FetchingModels"]
+
+
+def with_trouble(name: str, finished: str = STARTED, **how: Any) -> Object:
+    message = {"fetched": [], "cache": "the model cache can't be written (Permission denied): make it writable"}
+    return ended(name, finishedAt=finished, message=json.dumps(message), **how)
+
+
+async def test_a_cache_of_no_use_is_told_once_of_each_pod_and_in_the_same_words_of_a_node() -> None:
+    world = World(with_trouble("a"), with_trouble("b"), with_trouble("failed", exitCode=3))
+    for number, pod in enumerate(world.pods):
+        pod["metadata"]["uid"] = f"uid-{number}"
+        pod["spec"] = {"nodeName": "n1"}
+    for after_s in (1, 2, NEWS_S):
+        assert await world.look(after_s) is None
+    words = "On node n1, the model cache can't be written (Permission denied): make it writable."
+    assert world.out.events == [("ModelCacheUnused", words)] * 2
+
+
+async def test_an_operator_that_starts_later_tells_nothing_of_old_pods_caches() -> None:
+    world = World(with_trouble("a"))
+    await world.look(NEWS_S + 1)
+    assert world.out.events == []
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("", ""),
+        ("{", ""),
+        ("[]", ""),
+        ('{"fetched": []}', ""),
+        ('{"cache": 1}', ""),
+        ('{"cache": "a\\u001b[31m\\nb"}', "a?[31m?b"),
+    ],
+)
+def test_what_a_termination_message_says_of_the_cache(message: str, told: str) -> None:
+    assert cache_trouble(message) == told
 
 
 async def test_the_log_is_read_ever_more_seldom() -> None:

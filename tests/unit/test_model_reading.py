@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,16 @@ import pytest
 from child_makers import make_deployment, make_pod
 from conch.api.inferenceservice import parse_service
 from conch.reconcile.observation import NOTHING
-from conch.reconcile.reading import AT_ONCE, BUSY_PER_S, BUSY_RETRY_S, FIRST_RETRY_S, LAST_RETRY_S, Look, ModelReader
+from conch.reconcile.reading import (
+    AT_ONCE,
+    BUSY_PER_S,
+    BUSY_RETRY_S,
+    FIRST_RETRY_S,
+    LAST_RETRY_S,
+    MAX_VERSIONS,
+    Look,
+    ModelReader,
+)
 from conch.reconcile.status import StatusInputs, build_status
 from conch.triton.modelconfig import model_config
 from conch.workload.deployment import template_inputs
@@ -237,3 +247,55 @@ async def test_a_service_that_is_gone_is_forgotten() -> None:
     world.reader.forget("default", "vision")
     await world.look()
     assert len(world.server.asked) == 2
+
+
+async def test_a_model_of_more_versions_than_a_status_holds_is_told_by_its_newest() -> None:
+    world = World()
+    numbers = [str(number) for number in range(1, 101)]
+    config = model_config(world.spec.models[0], gpu=True)
+    world.server.loaded = {"resnet50": make_loaded(config, versions=sorted(numbers))}
+    told = (await world.status())["models"][0]["versions"]
+    assert told == numbers[-MAX_VERSIONS:], "the API server would refuse a longer list, and with it the whole status"
+
+
+async def test_a_plan_that_nobody_can_read_is_unknown_and_not_as_written() -> None:
+    world = World()
+    template = world.deployment["spec"]["template"]
+    template["metadata"]["annotations"] = {"conch.dev/model-plan": "{}"}
+    world.pods = [make_pod(ready_at="10.0.0.1", of=world.deployment)]
+    status, reason, message = drift(await world.status())
+    assert (status, reason) == ("Unknown", "ConfigUnreadable")
+    assert "plan" in message
+    assert world.server.asked == []
+
+
+@pytest.mark.parametrize(("updated", "asked"), [(1, ["10.0.0.1"]), (0, [])])
+async def test_pods_whose_image_an_admission_webhook_rewrote_are_asked_once_all_are_of_the_template(
+    updated: int, asked: list[str]
+) -> None:
+    world = World()
+    world.deployment = make_deployment(world.service, updated=updated)
+    pod = copy.deepcopy(make_pod(ready_at="10.0.0.1", of=world.deployment))
+    for container in pod["spec"]["containers"]:
+        container["image"] = f"mirror.example/{container['image']}@sha256:{'0' * 64}"
+    world.pods = [pod]
+    await world.look()
+    assert world.server.asked == asked
+
+
+async def test_whoever_has_stopped_waiting_delays_nobody() -> None:
+    server = FakeServer(held=asyncio.Event())
+    worlds = [World(server=server) for _ in range(AT_ONCE + 2)]
+    for number, world in enumerate(worlds):
+        world.reader = worlds[0].reader
+        world.service = {**world.service, "metadata": {**world.service["metadata"], "namespace": f"n{number}"}}
+    asking = [asyncio.ensure_future(world.look()) for world in worlds[:AT_ONCE]]
+    await asyncio.sleep(0)
+    gone, waits = worlds[-2:]
+    assert (await gone.look()).again_after_s == BUSY_RETRY_S + 1 / BUSY_PER_S
+    gone.pods = []  # it is scaled to nothing
+    await gone.look()
+    assert (await waits.look()).again_after_s == BUSY_RETRY_S + 1 / BUSY_PER_S
+    assert server.held is not None
+    server.held.set()
+    await asyncio.gather(*asking)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import socket
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,7 @@ async def test_each_model_is_asked_for_its_configuration_and_its_versions() -> N
         (403, b"", "with HTTP 403"),
         (302, b"", "with HTTP 302"),
         (200, b"<html>", 'the configuration of model "m": the answer can\'t be read'),
-        (200, b" " * (MAX_ANSWER_BYTES + 1), "more than 1048576 bytes"),
+        (200, b" " * (MAX_ANSWER_BYTES + 1), "more than 262144 bytes"),
     ],
 )
 async def test_an_answer_that_is_none_says_so_and_names_no_address(status: int, body: bytes, says: str) -> None:
@@ -86,6 +87,20 @@ async def test_an_answer_that_is_none_says_so_and_names_no_address(status: int, 
             await read(port, ["m"])
     assert says in str(error.value)
     assert "127.0.0.1" not in str(error.value)
+
+
+async def test_an_answer_is_not_unpacked() -> None:
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.headers["Accept-Encoding"])
+        bomb = gzip.compress(b" " * 64 * MAX_ANSWER_BYTES)
+        return web.Response(body=bomb, headers={"Content-Encoding": "gzip"})
+
+    async with serving(answer) as port:
+        with pytest.raises(Unreadable, match="can't be read"):
+            await read(port, ["m"])
+    assert set(asked) == {"identity"}
 
 
 async def test_a_server_that_is_not_there_is_unreadable_at_once() -> None:

@@ -174,11 +174,20 @@ def test_a_variable_that_the_server_replaced_is_no_difference() -> None:
 
 def test_fields_of_a_newer_server_are_passed_over() -> None:
     assert told(PYTHON, make_loaded(from_pbtxt(PYTHON), invented_in_2030={"a": 1})) == []
+    # A value of an enumeration, which protobuf passes on as its number.
+    newer = [{"name": "x", "data_type": 77, "dims": [4]}]
+    assert told(PYTHON, make_loaded(from_pbtxt(PYTHON), input=newer)) == [
+        ("spec.models[0].inputs[x].dataType", "FP32", "77")
+    ]
 
 
 @pytest.mark.parametrize(
     ("config", "metadata"),
-    [(b"", b"{}"), (b"[]", b"{}"), (b"{}", b"[]"), (b'{"max_batch_size": "many"}', b"{}"), (b"<html>", b"<html>")],
+    [(b"", b"{}"), (b"[]", b"{}"), (b"{}", b"[]"), (b'{"max_batch_size": "many"}', b"{}"), (b"<html>", b"<html>")]
+    + [
+        (b"{}", b'{"versions": %s}' % said)
+        for said in (b"7", b"[7]", b'["one"]', b'["\\ud800"]', b'["%s"]' % (b"1" * 20))
+    ],
 )
 def test_an_answer_that_is_none_of_tritons_is_unreadable(config: bytes, metadata: bytes) -> None:
     with pytest.raises(UnreadableAnswer):

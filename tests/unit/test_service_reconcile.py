@@ -164,8 +164,8 @@ class FakeOutside:
     def nodes(self) -> list[Object] | None:
         return self.nodes_now
 
-    def memory_used(self, namespace: str, name: str) -> int | None:
-        assert (namespace, name) == KEY
+    def memory_used(self, service: Object) -> int | None:
+        assert (service["metadata"]["namespace"], service["metadata"]["name"]) == KEY
         return self.used_now
 
 
@@ -626,6 +626,20 @@ async def test_row_80_a_new_service_with_such_an_engine_makes_no_pod() -> None:
     await world.run()
     assert DEPLOYMENT not in world.api.objects
     assert condition_of(world.service, "Ready")[:2] == ("False", "EngineMismatch")
+
+
+async def test_r7_an_operator_with_a_newer_default_image_finds_no_fault_with_engines_that_keep_theirs() -> None:
+    newer = type(IMAGES)("conch.example/conch:1", OFFICIAL)
+    older = replace(newer, triton=OFFICIAL.replace("24.10", "24.08"))
+    world = World(user_service(PLAN), images=older)
+    await world.run()
+    world.pods_become_ready()
+    await world.run()
+    before = condition_of(world.service, "CapacityConstrained")
+    assert before[0] != "True"
+    world.reconciler = world.operator(newer)
+    assert await world.run() == []
+    assert condition_of(world.service, "CapacityConstrained") == before
 
 
 async def test_what_was_measured_is_told_and_refuses_a_smaller_accelerator() -> None:

@@ -229,6 +229,7 @@ def test_a_model_larger_than_the_cache_drops_nothing_and_is_not_kept(tmp_path: P
     place = tmp_path / "pod"
     assert cache.obtain(large[0], place, writes(place, bytes(2 * MEBIBYTE))) is False
     assert notes.fields("not kept in the model cache: no room")["limit_bytes"] == MEBIBYTE
+    assert cache.trouble.startswith("not kept in the model cache: no room (its size would be exceeded): raise runtime")
     assert cache.take(small[0], tmp_path / "again")
 
 

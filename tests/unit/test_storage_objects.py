@@ -19,6 +19,7 @@ import structlog
 from conch.storage.digest import lines_digest
 from conch.storage.download import Patience
 from conch.storage.errors import (
+    MESSAGE_MAX_BYTES,
     DigestMismatchError,
     DiskFullError,
     FetchError,
@@ -26,6 +27,7 @@ from conch.storage.errors import (
     SourceStalledError,
     WrongLayoutError,
 )
+from conch.storage.fetch import Arrival, Outcome, summary
 from conch.storage.plan import PlannedModel
 from conch.storage.remote import Remote
 from conch.storage.store_failures import PassingError, explained
@@ -411,6 +413,42 @@ def test_a_tree_becomes_a_model_and_the_summary_says_how_it_came(store: S3Server
         assert (arrival["model"], arrival["origin"]) == ("m", origin)
         assert arrival["bytes"] == sum(map(len, TREE.values()))
         assert (tmp_path / pod / "models/m/1/model.onnx").read_bytes() == TREE["1/model.onnx"]
+
+
+def test_a_cache_of_no_use_costs_a_download_and_the_summary_says_why(store: S3Server, tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "v1").write_text("where the cache's folder should be")
+    fields = model(store.url, "s3://models/tree", digest=TREE_DIGEST)
+    result = conch_fetch(tmp_path, [fields], None, cache={"path": str(tmp_path / "cache"), "sizeBytes": 1 << 30})
+    assert result.code == 0, result.stderr
+    said = json.loads(result.termination)
+    assert said["fetched"][0]["origin"] == "Download"
+    assert said["cache"].startswith("the model cache can't be written; what is in it is used, nothing is added (")
+    assert "make the folder of runtime.modelCache writable for user" in said["cache"]
+
+
+@pytest.mark.parametrize(
+    ("origins", "trouble", "told"),
+    [
+        (["Cache"], "it can't be written", None),
+        (["Present", "None"], "it can't be written", None),
+        (["Cache", "Download"], "it can't be written", "it can't be written"),
+        (["Download"], "", None),
+        (["Download"], "x" * 5000, "x" * 500),
+        (["Download"], "the folder é\n", "the folder ??"),
+    ],
+)
+def test_trouble_with_the_cache_is_told_where_it_cost_a_download(
+    origins: list[str], trouble: str, told: str | None
+) -> None:
+    outcome = Outcome([Arrival("m" * 63, origin, 10**13, 12345.678) for origin in origins], trouble)
+    assert json.loads(summary(outcome)).get("cache") == told
+
+
+def test_the_longest_summary_fits_in_a_termination_message() -> None:
+    for worst in ('"', "ü", "\0"):
+        outcome = Outcome([Arrival("m" * 63, "Download", 10**13, 12345.678)] * 16, worst * 5000)
+        assert len(summary(outcome).encode()) <= MESSAGE_MAX_BYTES
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)])

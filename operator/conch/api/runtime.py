@@ -324,7 +324,11 @@ class ModelCache(Resource):
     )
 
     host_path: Annotated[str, Field(max_length=255), Matches(PATH, "must be an absolute path on the nodes")] | None = (
-        Field(None, description="A folder on each node, made when it is missing. Default: none.")
+        Field(
+            None,
+            description="A folder on each node that group 1000 can write; a missing one is made for root only, and not "
+            "used. Default: none.",
+        )
     )
     claim_name: ObjectName | None = Field(
         None, description="A PersistentVolumeClaim that all pods of the service can write. Default: none."

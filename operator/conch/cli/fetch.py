@@ -55,9 +55,9 @@ def _carry_out(plan_path: Path, into: Path, tools: Path | None, ca_file: Path | 
     plan = read_plan(plan_path)
     if tools is not None:
         install_tools(tools)
-    arrivals = carry_out(plan, into, _fetchers(ca_file, log), clock=time, log=log)
+    outcome = carry_out(plan, into, _fetchers(ca_file, log), clock=time, log=log)
     log.info("complete", models=[model.name for model in plan.models])
-    return summary(arrivals)
+    return summary(outcome)
 
 
 def _fetchers(ca_file: Path | None, log: "Log") -> "MakeFetcher":

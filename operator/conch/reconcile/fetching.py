@@ -1,4 +1,4 @@
-"""Events about pods whose models take long to fetch: how far they are, and that they are there (I/O through a client).
+"""Events about fetching: how far pods are whose models take long, and a cache without use (I/O through a client).
 
 Only pods whose init container has run for `LONG_S` cost anything: one read of the end of its log at a time, for one pod
 of a service, ever more seldom. Their number at once is bounded for the whole operator.
@@ -30,6 +30,8 @@ AT_ONCE: Final = 4
 TAIL_LINES: Final = 20
 LIMIT_BYTES: Final = 16384
 REMEMBERED: Final = 1000
+NEWS_S: Final = 600.0
+"""An operator that has just started tells nothing again of pods that have had their models for longer."""
 MAX_SAID: Final = 600
 
 _UNITS: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -70,6 +72,7 @@ class FetchTeller:
         self._recorder = recorder
         self._now = now
         self._told: dict[str, _Told] = {}
+        self._heard: set[str] = set()
         self._running = 0
 
     async def look(self, service: Object, children: Mapping[str, list[Object]]) -> float | None:
@@ -81,8 +84,10 @@ class FetchTeller:
             started = _instant((state.get("running") or {}).get("startedAt"))
             if started is not None:
                 fetching.append((started, pod))
-            elif pod["metadata"]["uid"] in self._told and "terminated" in state:
-                self._tell_end(service, pod, state["terminated"])
+            elif "terminated" in state:
+                if pod["metadata"]["uid"] in self._told:
+                    self._tell_end(service, pod, state["terminated"])
+                self._tell_cache(service, pod, state["terminated"], now)
         if not fetching:
             return None
         # The one that began first, always the same while it runs: several pods of one template fetch the same.
@@ -108,6 +113,19 @@ class FetchTeller:
             said = arrived(str(ended.get("message") or ""))
             message = f"Pod {pod['metadata']['name']} has its models{f': {said}' if said else ''}."
             self._recorder.record(service, "ModelsFetched", message)
+
+    def _tell_cache(self, service: Object, pod: Object, ended: Mapping[str, Any], now: float) -> None:
+        uid, ended_at = pod["metadata"]["uid"], _instant(ended.get("finishedAt"))
+        if uid in self._heard or ended_at is None or now - ended_at > NEWS_S or ended.get("exitCode") != 0:
+            return
+        if len(self._heard) >= REMEMBERED:
+            self._heard.clear()  # at the worst it raises the count of an Event
+        self._heard.add(uid)
+        trouble = cache_trouble(str(ended.get("message") or ""))
+        if trouble:
+            # Of all pods of a node one Event: its message is the same, so a further one raises its count.
+            node = (pod.get("spec") or {}).get("nodeName") or "unknown"
+            self._recorder.record(service, "ModelCacheUnused", f"On node {node}, {trouble}.", "Warning")
 
     async def _progress(self, pod: Object) -> str:
         metadata = pod["metadata"]
@@ -148,6 +166,18 @@ def arrived(message: str) -> str:
     except (ValueError, KeyError, TypeError, RecursionError):
         return ""
     return "; ".join(told)[:MAX_SAID]
+
+
+def cache_trouble(message: str) -> str:
+    """Why a successful `conch fetch` downloaded what a cache should have held or kept; empty: it says nothing of it."""
+    try:
+        said = json.loads(message)["cache"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
+    if not isinstance(said, str):
+        return ""
+    # File systems and sources choose some of the words.
+    return "".join(character if character.isprintable() else "?" for character in said)[:MAX_SAID]
 
 
 def progress_of(lines: Iterable[str]) -> str:

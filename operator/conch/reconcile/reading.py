@@ -29,6 +29,9 @@ BUSY_PER_S: Final = 20.0
 """Of those that found it busy, so many come back a second, however many they are."""
 FIRST_RETRY_S: Final = 15.0
 LAST_RETRY_S: Final = 600.0
+MAX_VERSIONS: Final = 64
+"""Of one model, that the status tells: with more the API server would refuse all of it."""
+_NO_PLAN: Final = "the plan of its pods can't be read by this version of the operator"
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,7 @@ class ModelReader:
         """What is known, after asking a ready pod of the present template if nobody has yet; never raises."""
         metadata = service["metadata"]
         key = metadata["namespace"], metadata["name"]
+        self._waiting.discard(key)  # it waits again where it still has to
         wanted = names.deployment(metadata["name"])
         live = next((item for item in children.get("Deployment", []) if item["metadata"]["name"] == wanted), None)
         if live is None:
@@ -114,19 +118,18 @@ class ModelReader:
         if kept is not None and (not kept.reading.error or now < kept.not_before):
             wait_s = None if not kept.reading.error else kept.not_before - now
             return Look(digest, kept.reading, wait_s)
-        ready = _ready_pods(children, parts)
+        ready = _ready_pods(children, parts, only=_rolled_out(live))
         if not ready:
             return Look(digest, None if kept is None else kept.reading)
         if self._running >= AT_ONCE:
             self._waiting.add(key)
             wait_s = BUSY_RETRY_S + len(self._waiting) / BUSY_PER_S
             return Look(digest, None if kept is None else kept.reading, wait_s)
-        self._waiting.discard(key)
         failures = 0 if kept is None else kept.failures
         # Not the same pod each time: one that is cut off must not speak for all.
         address = ready[failures % len(ready)]["status"]["podIP"]
         configs = planned_configs(parts[0])
-        reading = await self._read(address, digest, configs, spec)
+        reading = await self._read(address, digest, configs, spec) if configs else Reading(digest, error=_NO_PLAN)
         kept = self._kept[key] = _Kept(reading)
         if not reading.error:
             return Look(digest, reading)
@@ -150,20 +153,36 @@ class ModelReader:
             if model.name in loaded
         ]
         models = tuple(
-            ReadModel(model.name, loaded[model.name].versions, loaded[model.name].config.max_batch_size)
+            ReadModel(model.name, _newest(loaded[model.name].versions), loaded[model.name].config.max_batch_size)
             for model in spec.models
             if model.name in loaded
         )
         return Reading(digest, models, sentence(found))
 
 
-def _ready_pods(children: Mapping[str, list[Object]], parts: tuple[str, str]) -> list[Object]:
-    """Ready pods of exactly this template, oldest first; pods of a running rollout's old one say nothing of it."""
+def _newest(versions: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted(versions, key=int)[-MAX_VERSIONS:])
+
+
+def _rolled_out(deployment: Mapping[str, Any]) -> bool:
+    """Whether every pod is of the present template."""
+    status = deployment.get("status") or {}
+    seen = status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0)
+    return bool(seen and status.get("updatedReplicas", 0) == status.get("replicas", 0))
+
+
+def _ready_pods(children: Mapping[str, list[Object]], parts: tuple[str, str], *, only: bool) -> list[Object]:
+    """Ready pods of exactly this template, oldest first; pods of a running rollout's old one say nothing of it.
+
+    With `only` there are no others, and the plan alone tells: admission webhooks of clusters with a registry of their
+    own rewrite the image in the pod, where the template keeps it.
+    """
     found = []
     for pod in children.get("Pod", []):
         status = pod.get("status") or {}
         ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
         lives = ready and status.get("podIP") and "deletionTimestamp" not in pod["metadata"]
-        if lives and revision(pod, names.PLAN_ANNOTATION, names.SERVER_CONTAINER) == parts:
+        own = revision(pod, names.PLAN_ANNOTATION, names.SERVER_CONTAINER)
+        if lives and (own == parts or (only and own[0] == parts[0])):
             found.append(pod)
     return sorted(found, key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), pod["metadata"]["name"]))

@@ -9,6 +9,7 @@ import structlog
 
 from conch import names
 from conch.api.conditions import ConditionType, Reason
+from conch.api.demands import engines
 from conch.api.inferenceservice import InvalidSpec
 from conch.kube.client import POD_MONITORS, RESOURCE_CLAIM_TEMPLATES
 from conch.kube.errors import Conflict, Forbidden, Invalid, NotFound
@@ -80,8 +81,8 @@ class Autoscaler(Protocol):
     def initial_replicas(self, namespace: str, name: str, spec: InferenceServiceSpec) -> int:
         """How many replicas a new Deployment starts with."""
 
-    def memory_used(self, namespace: str, name: str) -> int | None:
-        """Bytes that the present models were seen to use on an accelerator; None: not measured yet."""
+    def memory_used(self, service: Object) -> int | None:
+        """Bytes that the models of this very spec were seen to use on an accelerator; None: not measured yet."""
 
 
 class Accelerators(Protocol):
@@ -242,12 +243,16 @@ class ServiceReconciler:
 
     def _fit(self, service: Object, spec: InferenceServiceSpec) -> Fit:
         """Whether the cluster can run this spec at all; old pods that it doesn't concern serve on."""
-        out, metadata = self._out, service["metadata"]
-        used = out.autoscaler.memory_used(metadata["namespace"], metadata["name"])
+        out, used, metadata = self._out, self._out.autoscaler.memory_used(service), service["metadata"]
+        tensor_rt = None
+        if engines(spec):
+            # A template that stays keeps its image, whatever this operator's own is (R7).
+            live = _deployment(out.cache.children(metadata["namespace"], metadata["name"]), metadata["name"])
+            tensor_rt = release_of(server_image(spec, out.images, live), spec.runtime.release).tensorrt
         around = Surroundings(
             nodes=out.accelerators.nodes(),
             node_autoscaling=out.node_autoscaling,
-            tensor_rt=release_of(spec.runtime.image or out.images.triton, spec.runtime.release).tensorrt,
+            tensor_rt=tensor_rt,
             memory_used=measured_before(service, spec) if used is None else used,
         )
         return fit(spec, around)
@@ -306,7 +311,7 @@ class ServiceReconciler:
 
     def _status(self, service: Object, outcome: _Outcome, observation: Observation, look: Look | None = None) -> Object:
         metadata = service["metadata"]
-        used = self._out.autoscaler.memory_used(metadata["namespace"], metadata["name"])
+        used = self._out.autoscaler.memory_used(service)
         measured = "memoryOf" in ((service.get("status") or {}).get("gpus") or {})
         inputs = StatusInputs(
             service=service,

@@ -275,10 +275,13 @@ class ScalingController:
         memory = self._services.get((namespace, name))
         return None if memory is None else memory.record
 
-    def memory_used(self, namespace: str, name: str) -> int | None:
-        """Bytes that a replica was seen to use on an accelerator, with the present models; None: not measured yet."""
-        memory = self._services.get((namespace, name))
-        return None if memory is None else memory.memory_used
+    def memory_used(self, service: Object) -> int | None:
+        """Bytes that a replica was seen to use on an accelerator, with this very spec; None: not measured yet."""
+        metadata = service["metadata"]
+        memory = self._services.get((metadata["namespace"], metadata["name"]))
+        # Until the next tick the figure is of the spec before, whose models may be others.
+        known = memory is not None and (memory.uid, memory.generation) == (metadata["uid"], metadata["generation"])
+        return memory.memory_used if memory is not None and known else None
 
     def initial_replicas(self, namespace: str, name: str, spec: InferenceServiceSpec) -> int:
         """How many replicas a Deployment that has to be made (again) starts with: as many as were last decided."""
@@ -396,11 +399,14 @@ class ScalingController:
 
     def _measure(self, memory: _Service, key: Key, samples: Samples, deployment: Object, now: float) -> None:
         """Learn what these models take of an accelerator, from pods that were all made for them."""
-        status, annotations = deployment.get("status") or {}, deployment["metadata"].get("annotations") or {}
+        status, metadata = deployment.get("status") or {}, deployment["metadata"]
+        annotations = metadata.get("annotations") or {}
         if (
             memory.spec.shared
             or not memory.spec.accelerators
             or annotations.get(names.TEMPLATE_INPUTS_ANNOTATION) != memory.template_inputs
+            # Right after a new template the status still counts the old pods as up to date.
+            or status.get("observedGeneration", 0) < metadata.get("generation", 0)
             or status.get("updatedReplicas", 0) != status.get("replicas", 0)
         ):
             return

@@ -72,6 +72,7 @@ _LEFTOVER_AGE_S: Final = 24 * 3600.0
 NODE_RESERVE: Final = 0.15
 """The part of the node's disk that stays free: at 10 to 15 % the kubelet begins to evict pods."""
 
+_CHECK_VOLUME: Final = "check that the cache's volume has room and may be written by the pod's user or group"
 _TENANT: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 Verification = Literal["Marker", "Full"]
@@ -182,6 +183,8 @@ class ModelCache:
         self._node_reserve = node_reserve
         self._boot = boot_name()
         self._can_lock = True
+        self.trouble = ""
+        """Why the cache wasn't used, or not for everything: the first cause, one sentence. Empty: there was none."""
         self._writable = self._prepare()
 
     def obtain(self, digest: str, place: Path, download: Callable[[], None], *, exact: bool = True) -> bool:
@@ -236,7 +239,7 @@ class ModelCache:
             self._drop_damaged(entry)
             return False
         except (OSError, FetchError) as error:
-            self._log.warning("the model cache can't be read", digest=digest, cause=str(error))
+            self._warn("the model cache can't be read", digest=digest, cause=str(error), fix=_CHECK_VOLUME)
             return False
         finally:
             _remove(fresh)
@@ -266,15 +269,11 @@ class ModelCache:
                         raise
                     return True  # another pod was faster
         except _DamagedError as error:
-            self._log.warning("not kept in the model cache", digest=digest, cause=str(error))
+            self._warn("not kept in the model cache", digest=digest, cause=str(error), fix=_CHECK_VOLUME)
             return False
         except (OSError, FetchError, _BusyError) as error:
-            self._log.warning(
-                "not kept in the model cache",
-                digest=digest,
-                cause=str(error) or "another process holds its lock",
-                fix="check that the cache's volume has room and may be written by the pod's user or group",
-            )
+            cause = str(error) or "another process holds its lock"
+            self._warn("not kept in the model cache", digest=digest, cause=cause, fix=_CHECK_VOLUME)
             return False
         took_s = round(self._clock.monotonic() - started_s, 3)
         self._log.info("kept in the model cache", digest=digest, bytes=size_bytes, seconds=took_s)
@@ -318,14 +317,19 @@ class ModelCache:
             probe.mkdir()
             probe.rmdir()
         except OSError as error:
-            self._log.warning(
+            self._warn(
                 "the model cache can't be written; what is in it is used, nothing is added",
                 folder=str(self._root.parent),
                 cause=error.strerror,
-                fix=f"make it writable for user or group {os.getgid()}, or remove runtime.modelCache",
+                fix=f"make the folder of runtime.modelCache writable for user {os.geteuid()} or group {os.getegid()}, "
+                "or remove runtime.modelCache",
             )
             return False
         return True
+
+    def _warn(self, sentence: str, *, cause: str | None, fix: str, **fields: object) -> None:
+        self._log.warning(sentence, **fields, cause=cause, fix=fix)
+        self.trouble = self.trouble or f"{sentence} ({cause}): {fix}"
 
     def _entry(self, digest: str, *, exact: bool) -> Path:
         return self._root / "entries" / (_hexadecimal(digest) + ("" if exact else "-made"))
@@ -402,11 +406,14 @@ class ModelCache:
             if entry is not None and self._drop(entry):
                 kept_bytes -= entry_bytes
                 self._log.info("dropped from the model cache", entry=entry.name, bytes=entry_bytes)
-        self._log.warning(
+        # No figure that changes from pod to pod: the operator makes an Event of it, and one is enough for all.
+        full = kept_bytes + reserved_bytes + size_bytes > self._size_max_bytes
+        self._warn(
             "not kept in the model cache: no room",
             bytes=size_bytes,
             limit_bytes=self._size_max_bytes,
             free_bytes=_free_bytes(self._root),
+            cause="its size would be exceeded" if full else "too little is free on its volume",
             fix="raise runtime.modelCache.size, or give the cache a larger volume",
         )
         return False
@@ -483,7 +490,7 @@ class ModelCache:
             except _BusyError:
                 pass
             except OSError as error:
-                self._log.warning("the model cache can't be locked", digest=digest, cause=str(error))
+                self._warn("the model cache can't be locked", digest=digest, cause=str(error), fix=_CHECK_VOLUME)
                 return None, waited
             if not waited:
                 self._log.info("another pod downloads this model; waiting for it", digest=digest)

@@ -38,6 +38,8 @@ from conch.storage.space import full_disk_explained
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_TROUBLE_MAX: Final = 500
+"""Characters; the whole message has to fit in 4096 bytes with what 16 models need."""
 _LIBRARY: Final = re.compile(r"libtriton_.*\.so", re.DOTALL)
 
 MakeFetcher = Callable[[float], Fetcher]
@@ -54,18 +56,34 @@ class Arrival:
     seconds: float
 
 
-def summary(arrivals: list[Arrival]) -> str:
-    """A successful run's termination message, one line of JSON of which the operator makes an Event."""
-    models = [
+@dataclass(frozen=True)
+class Outcome:
+    """What a successful run brought. `cache_trouble`: why the model cache wasn't used as it should be; mostly empty."""
+
+    arrivals: list[Arrival]
+    cache_trouble: str
+
+
+def summary(outcome: Outcome) -> str:
+    """A successful run's termination message, one line of JSON of which the operator makes Events."""
+    models: list[dict[str, object]] = [
         {
             "model": arrival.model,
             "origin": arrival.origin,
             "bytes": arrival.size_bytes,
             "seconds": round(arrival.seconds, 2),
         }
-        for arrival in arrivals
+        for arrival in outcome.arrivals
     ]
-    return json.dumps({"fetched": models}, separators=(",", ":"))
+    said: dict[str, object] = {"fetched": models}
+    # A cache that is filled by others and only read is well used while it holds every model.
+    if outcome.cache_trouble and any(arrival.origin == "Download" for arrival in outcome.arrivals):
+        # JSON takes six bytes for each other character, and file systems choose some of the words.
+        plain = (
+            char if char.isascii() and char.isprintable() else "?" for char in outcome.cache_trouble[:_TROUBLE_MAX]
+        )
+        said["cache"] = "".join(plain)
+    return json.dumps(said, separators=(",", ":"))
 
 
 def read_plan(path: Path) -> Plan:
@@ -82,7 +100,7 @@ def read_plan(path: Path) -> Plan:
         ) from error
 
 
-def carry_out(plan: Plan, into: Path, make_fetcher: MakeFetcher, *, clock: Clock, log: Log) -> list[Arrival]:
+def carry_out(plan: Plan, into: Path, make_fetcher: MakeFetcher, *, clock: Clock, log: Log) -> Outcome:
     """Make `into` the model repository of the plan, or leave what is visible there as it was.
 
     Everything is verified before anything is shown; see `storage.repository`. Raises FetchError that names the model,
@@ -103,7 +121,7 @@ def carry_out(plan: Plan, into: Path, make_fetcher: MakeFetcher, *, clock: Clock
         run.repository.show(plan.models)
     for stranger in run.repository.strangers(plan.models):
         log.warning("unplanned folder in the model repository; Triton will load it", folder=stranger)
-    return arrivals
+    return Outcome(arrivals, run.cache_trouble)
 
 
 def install_tools(folder: Path) -> None:
@@ -127,6 +145,10 @@ class _Run:
         self._clock = clock
         self._log = log
         self._cache = open_cache(plan.cache, os.environ, clock=clock, log=log)
+
+    @property
+    def cache_trouble(self) -> str:
+        return "" if self._cache is None else self._cache.trouble
 
     def stage_with_room(self, model: PlannedModel) -> tuple[str, int]:
         """The same as `stage`; where the disk is full, without the copy that an earlier run of this pod has shown.

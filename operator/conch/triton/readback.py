@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 MAX_TOLD: Final = 4
 """Differences that one message tells of."""
+_VERSION: Final = re.compile(r"[0-9]{1,19}")
 _NOT_READ: Final = "the answer can't be read"
 _UNSET: Final = "not set"
 # Messages that hold one switch: without them it is off.
@@ -98,7 +100,9 @@ def parse_loaded(config: bytes, metadata: bytes) -> Loaded:
         # A newer server has fields that this client's message lacks.
         message = json_format.ParseDict(said, model_config_pb2.ModelConfig(), ignore_unknown_fields=True)
         versions = json.loads(metadata).get("versions") or []
-        return Loaded(message, tuple(str(version) for version in versions))
+        if not all(isinstance(version, str) and _VERSION.fullmatch(version) for version in versions):
+            raise UnreadableAnswer(_NOT_READ)
+        return Loaded(message, tuple(versions))
     except (ValueError, TypeError, AttributeError, RecursionError, json_format.ParseError) as error:
         raise UnreadableAnswer(_NOT_READ) from error
 
@@ -285,7 +289,10 @@ def _words(descriptor: Any, values: Sequence[Any]) -> str:
 
 def _word(descriptor: Any, value: Any) -> str:
     if descriptor.type == FieldDescriptor.TYPE_ENUM:
-        name: str = descriptor.enum_type.values_by_number[value].name
+        known = descriptor.enum_type.values_by_number.get(value)
+        if known is None:
+            return str(value)  # of a newer release
+        name: str = known.name
         return name.removeprefix("TYPE_").removeprefix("KIND_")
     if descriptor.name.endswith("_microseconds"):
         return f"{value / 1000:g}ms"

@@ -5,8 +5,9 @@ and a cache that is lost takes nothing from a pod that serves.
 
 A claim passes the `restricted` Pod Security Standard. A hostPath passes only `privileged`: in a namespace with a
 stricter level the API server refuses the pods, which the service's status then quotes. The kubelet makes a missing
-folder, but for root; the nodes' set-up has to make it writable for group 1000, and until then models are downloaded
-without the cache, with a warning in the log of `conch fetch` that says so.
+folder, but for root, and fsGroup doesn't apply to a hostPath; docs/models.md has a DaemonSet that makes it writable for
+group 1000. Until then models are downloaded without the cache, which an Event says. No init container of ours does it
+as root: it would give group 1000 any folder of the node that an InferenceService names.
 """
 
 from __future__ import annotations
