@@ -232,6 +232,17 @@ def test_one_models_trouble_does_not_explain_another_whose_words_are_unknown() -
     assert "torch" in second.cause
 
 
+def test_a_line_that_names_no_model_explains_the_one_that_broke_but_not_each_of_several() -> None:
+    logger = "[TRT] The engine plan file is generated on an incompatible device, expecting compute 8.9 got compute 8.0"
+    plan = "failed to load 'plan' version 1: Internal: unable to load plan file to auto complete config"
+    words = "failed to load 'words' version 1: Internal: what no table knows"
+    (lone,) = explain(f"{logger}\n{words}", ["plan", "words"])
+    assert "compute capability 8.0" in lone.cause
+    of_plan, of_words = explain(f"{logger}\n{plan}\n{words}", ["plan", "words"])
+    assert "compute capability 8.0" in of_plan.cause
+    assert of_words.cause == "Triton refuses it"
+
+
 def test_r11_the_same_failure_in_two_pods_has_the_same_words() -> None:
     one = said("shm-1500k")
     other = one.replace("83d1537c-cd6e-4dfa-8f9f-9040c4e0ecf4", "11111111-cd6e-4dfa-8f9f-9040c4e0ecf4")
@@ -241,6 +252,14 @@ def test_r11_the_same_failure_in_two_pods_has_the_same_words() -> None:
     first, second = (explain(LOADS.format(torch.format(*sizes)), ["m"]) for sizes in ((20, 1.5), (22, 1.25)))
     assert first == second
     assert first[0].reason == Reason.OUT_OF_ACCELERATOR_MEMORY
+    # Triton unpacks environments and remote models into folders of a random name, as Python's tempfile makes them.
+    for names in (
+        ("python_env_aB3dE6", "python_env_zZ9zZ9"),
+        ("folderAbCdEf", "folder123456"),
+        ("tmpab_d3f9h", "tmp12345678"),
+    ):
+        first, second = (explain(LOADS.format(f"Internal: OSError: /tmp/{name}/0/lib: bad"), ["m"]) for name in names)
+        assert first == second
 
 
 def test_words_that_nobody_knows_explain_nothing() -> None:

@@ -16,6 +16,7 @@ from child_makers import make_pod
 from conch.kube.errors import ApiError, Forbidden
 from conch.reconcile.fetching import (
     AT_ONCE,
+    FIRST_AGAIN_S,
     LAST_AGAIN_S,
     LONG_S,
     NEWS_S,
@@ -105,6 +106,17 @@ async def test_slow_fetching_is_told_with_how_far_it_is_and_its_end_with_what_ca
         ("FetchingModels", "Pod p fetches 3.2 of 10 GB of s3://m/x (80 MB/s)."),
         ("ModelsFetched", "Pod p has its models: m (10 GB downloaded in 120.5 s)."),
     ]
+
+
+async def test_a_log_on_a_silent_node_keeps_nobody_waiting_and_is_looked_at_again() -> None:
+    world = World()
+    world.out.held = asyncio.Event()
+    world.teller = FetchTeller(world.out, world.out, now=lambda: world.now, patience_s=0.01)
+    assert await world.look(15) == FIRST_AGAIN_S
+    world.out.held.set()
+    await world.look(30)
+    assert world.out.asked == ["p", "p"]
+    assert world.out.events[-1][1] == "Pod p fetches 3.2 of 10 GB of s3://m/x (80 MB/s)."
 
 
 async def test_a_fetch_that_failed_is_a_conditions_matter() -> None:
@@ -206,7 +218,7 @@ async def test_only_so_many_logs_are_read_at_once() -> None:
     ("lines", "told"),
     [
         ([], ""),
-        (["no json", "[1]", '{"event": "complete"}'], ""),
+        (["no json", "[1]", '{"event": "complete"}', '{"event": []}'], ""),
         ([line(total_bytes=10e9)], "3.2 of 10 GB of s3://m/x (80 MB/s)"),
         ([line(total_bytes=None)], "3.2 GB of s3://m/x (80 MB/s)"),
         ([line(bytes_done=5, total_bytes=700, bytes_per_s=0)], "5 of 700 bytes of s3://m/x"),

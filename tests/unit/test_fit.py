@@ -54,46 +54,46 @@ ENGINE = "models[0].source.engine"
             {"accelerator.products": ["NVIDIA-L5"]},
             NODES,
             (
-                "No node has nvidia.com/gpu.product NVIDIA-L5; the cluster has NVIDIA-L4 (3 nodes), NVIDIA-A100 "
-                "(1 node): add such a node, or change spec.accelerator.products."
+                "No node has nvidia.com/gpu.product NVIDIA-L5; the cluster has NVIDIA-A100, NVIDIA-L4: "
+                "add such a node, or change spec.accelerator.products."
             ),
         ),
         (
             {"accelerator.products": ["NVIDIA-L5"]},
             [node(None)],
-            "the cluster has nodes without that label (1 node): add such a node",
+            "the cluster has nodes without that label: add such a node",
         ),
         (
             {"accelerator.memory": "80Gi"},
             NODES,
             (
-                "No node has nvidia.com/gpu.memory of 81920 MiB (80Gi) or more; the cluster has 23034 MiB (3 nodes), "
-                "40536 MiB (1 node): add such a node, or change spec.accelerator.memory."
+                "No node has nvidia.com/gpu.memory of 81920 MiB (80Gi) or more; the cluster has 23034 MiB, "
+                "40536 MiB: add such a node, or change spec.accelerator.memory."
             ),
         ),
         (
             {"accelerator.computeCapability": "9.0"},
             NODES,
-            "No node has compute capability 9.0 or more; the cluster has 8.9 (3 nodes), 8.0 (1 node)",
+            "No node has compute capability 9.0 or more; the cluster has 8.0, 8.9",
         ),
         (
             {"accelerator": {"products": ["NVIDIA-A100"], "computeCapability": "8.6"}},
             NODES,
             (
                 "No node has nvidia.com/gpu.product NVIDIA-A100 and compute capability 8.6 or more together; the "
-                "cluster has NVIDIA-L4 with 8.9 (3 nodes), NVIDIA-A100 with 8.0 (1 node)"
+                "cluster has NVIDIA-A100 with 8.0, NVIDIA-L4 with 8.9"
             ),
         ),
         (
             {"accelerator.count": 16},
             NODES,
-            "No node has 16 nvidia.com/gpu; the cluster has 1 nvidia.com/gpu (3 nodes), 8 nvidia.com/gpu (1 node)",
+            "No node has 16 nvidia.com/gpu; the cluster has 1 nvidia.com/gpu, 8 nvidia.com/gpu",
         ),
         (
             {"accelerator.resource": "amd.com/gpu"},
             NODES,
             (
-                "No node has amd.com/gpu; the cluster has nvidia.com/gpu (4 nodes): add such a node, or change "
+                "No node has amd.com/gpu; the cluster has nvidia.com/gpu: add such a node, or change "
                 "spec.accelerator.resource."
             ),
         ),
@@ -101,25 +101,25 @@ ENGINE = "models[0].source.engine"
         (
             {"placement.nodeSelector": {"pool": "a"}},
             [node(labels={"pool": "b"}), node()],
-            "No node has the labels of spec.placement.nodeSelector; the cluster has no pool (1 node), pool=b (1 node)",
+            "No node has the labels of spec.placement.nodeSelector; the cluster has no pool, pool=b",
         ),
         (
             {},
             [node(taint="team")],
             (
-                "No node has only taints that the pods tolerate; the cluster has taint team:NoSchedule (1 node): add "
+                "No node has only taints that the pods tolerate; the cluster has taint team:NoSchedule: add "
                 "such a node, or change spec.placement.tolerations."
             ),
         ),
         (
             {f"{ENGINE}.computeCapability": "8.6"},
             NODES,
-            "No node has compute capability 8.6, for which the engine was built; the cluster has 8.9 (3 nodes), 8.0",
+            "No node has compute capability 8.6, for which the engine was built; the cluster has 8.0, 8.9",
         ),
         (
             {f"{ENGINE}.platform": "linux/arm64"},
             [node(labels={"kubernetes.io/arch": "amd64"})],
-            "No node has kubernetes.io/arch arm64, for which the engine was built; the cluster has amd64 (1 node)",
+            "No node has kubernetes.io/arch arm64, for which the engine was built; the cluster has amd64",
         ),
     ],
 )
@@ -181,9 +181,17 @@ def test_without_an_accelerator_no_node_is_looked_for() -> None:
     assert verdict({"accelerator.count": 0}, [BARE]).suits
 
 
-def test_many_kinds_of_nodes_are_cut_and_counted() -> None:
+def test_r11_nodes_of_the_same_kinds_come_and_go_and_the_words_stay() -> None:
+    lone, many = verdict({"accelerator.products": ["NVIDIA-L5"]}, [node(), A100]), [A100, A100, A100, node()]
+    assert verdict({"accelerator.products": ["NVIDIA-L5"]}, many) == lone
+    assert verdict({"accelerator.resource": "amd.com/gpu"}, many) == verdict(
+        {"accelerator.resource": "amd.com/gpu"}, [node()]
+    )
+
+
+def test_many_kinds_of_nodes_are_cut() -> None:
     found = verdict({"accelerator.products": ["NVIDIA-L5"]}, [node(f"P{number:02}") for number in range(100)])
-    assert "P07 (1 node), and 92 more kinds" in found.message
+    assert "P07, and more kinds" in found.message
 
 
 # --- engines
@@ -319,6 +327,13 @@ MIB = 2**20
         ({}, {"memory_used": 20 * 1024 * MIB}, True, ""),
         (models("20Gi"), {"memory_used": 45 * 1024 * MIB}, True, ""),
         ({"models[0].format": "Python"}, {"memory_used": 45 * 1024 * MIB}, True, ""),
+        # A MIG profile whose label is missing: its name says what it has.
+        (
+            {"accelerator.resource": "nvidia.com/mig-1g.5gb"},
+            {"memory_used": 6 * 1024 * MIB, "nodes": [node(resource="nvidia.com/mig-1g.5gb", mib=None)]},
+            False,
+            "a suitable node has 5Gi",
+        ),
         # A node that doesn't say what it has refuses nothing.
         (models("45Gi"), {"nodes": [node(mib=None)]}, True, ""),
     ],

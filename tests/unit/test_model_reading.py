@@ -130,6 +130,27 @@ async def test_a_restart_asks_nobody_and_keeps_the_words() -> None:
     assert len(world.server.asked) == 1
 
 
+async def test_a_restart_keeps_the_words_of_servers_that_cannot_be_read_until_their_turn_comes() -> None:
+    world = World()
+    world.server.silent = "a ready server can't be reached on port 8000"
+    before = await world.status()
+    # Of a thousand such services most wait for a turn at first.
+    others = [World(server=FakeServer(held=asyncio.Event())) for _ in range(AT_ONCE)]
+    world.reader = ModelReader(others[0].server, clock=lambda: 0.0)
+    for number, other in enumerate(others):
+        other.reader, other.server = world.reader, others[0].server
+        other.service = {**other.service, "metadata": {**other.service["metadata"], "namespace": f"n{number}"}}
+    asking = [asyncio.ensure_future(other.look()) for other in others]
+    await asyncio.sleep(0)
+    assert await world.status() == before
+    for task in asking:
+        task.cancel()
+    # What a new spec's servers say is another matter.
+    other_spec = {**OTHER, "metadata": {**OTHER["metadata"], "generation": 2}, "status": before}
+    world.service, world.deployment = other_spec, make_deployment(OTHER)
+    assert drift(await world.status())[1] == "ConfigNotRead"
+
+
 async def test_r11_a_pass_that_learns_nothing_new_writes_nothing() -> None:
     world = World()
     pods, world.pods = world.pods, []
@@ -209,6 +230,7 @@ async def test_only_so_many_are_asked_at_once_and_the_others_come_back_soon() ->
     asking = [asyncio.ensure_future(world.look()) for world in worlds]
     await asyncio.sleep(0)
     assert len(server.asked) == AT_ONCE
+    await asyncio.wait(asking[AT_ONCE:])
     done = [task.result() for task in asking if task.done()]
     # The more wait, the later each comes back.
     assert [look.again_after_s for look in done] == [BUSY_RETRY_S + number / BUSY_PER_S for number in (1, 2, 3)]
@@ -216,6 +238,38 @@ async def test_only_so_many_are_asked_at_once_and_the_others_come_back_soon() ->
     server.held.set()
     await asyncio.gather(*asking)
     assert len(server.asked) == AT_ONCE
+
+
+async def test_many_that_become_ready_at_once_are_all_asked_in_one_pass_while_servers_answer_quickly() -> None:
+    server = FakeServer(held=asyncio.Event())
+    worlds = [World(server=server) for _ in range(3 * AT_ONCE)]
+    for number, world in enumerate(worlds):
+        world.reader = worlds[0].reader
+        world.service = {**world.service, "metadata": {**world.service["metadata"], "namespace": f"n{number}"}}
+    asking = [asyncio.ensure_future(world.look()) for world in worlds]
+    await asyncio.sleep(0)
+    assert len(server.asked) == AT_ONCE
+    assert server.held is not None
+    server.held.set()
+    looks = await asyncio.gather(*asking)
+    assert all(look.reading is not None and not look.reading.error for look in looks)
+
+
+@pytest.mark.parametrize("silent", ["", "x"])
+async def test_where_servers_are_silent_nobody_waits_for_a_turn(silent: str) -> None:
+    server = FakeServer(silent=silent)
+    worlds = [World(server=server) for _ in range(AT_ONCE + 2)]
+    for number, world in enumerate(worlds):
+        world.reader = worlds[0].reader
+        world.service = {**world.service, "metadata": {**world.service["metadata"], "namespace": f"n{number}"}}
+    await worlds[0].look()
+    server.held = asyncio.Event()
+    asking = [asyncio.ensure_future(world.look()) for world in worlds[1:]]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert asking[-1].done() is bool(silent)
+    server.held.set()
+    await asyncio.gather(*asking)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from child_makers import make_deployment, make_pod
 from conch.api.conditions import Reason
-from conch.reconcile.observation import MAX_QUOTE, Observation, Problem, observe
+from conch.reconcile.observation import MAX_EXPLAINED, MAX_QUOTE, Observation, Problem, observe
 from conch.workload.deployment import template_inputs
 from makers import make_model, make_service, make_spec, stored
 
@@ -180,6 +180,11 @@ def test_a_service_without_an_accelerator_never_waits_for_one() -> None:
             "update the node's driver",
         ),
         (
+            {"fetch": waits("RunContainerError", "write /run/x: no space left on device")},
+            Reason.SERVER_FAILED,
+            "Container fetch can't start: write /run/x: no space left",
+        ),
+        (
             {"triton": waits("ImagePullBackOff", "failed to authorize: 401 Unauthorized")},
             Reason.IMAGE_PULL_FAILED,
             "can't be pulled, access is refused: check spec.runtime.image",
@@ -269,6 +274,14 @@ def test_an_evicted_pod_is_told_of_while_no_other_serves(message: str, reason: R
     assert seen(evicted(message), make_pod("next", triton={"ready": False, "started": True})).problems == ()
 
 
+def test_an_eviction_of_an_old_template_says_nothing_of_the_new_one() -> None:
+    old, new = evicted("low on resource: ephemeral-storage"), make_pod("next", triton={"ready": False})
+    for pod, revision in ((old, "a"), (new, "b")):
+        pod["metadata"] = {**pod["metadata"], "labels": {"pod-template-hash": revision}}
+    assert seen(old, new).problems == ()
+    assert [problem.reason for problem in seen(old).problems] == [Reason.DISK_FULL]
+
+
 def test_r11_an_evictions_figures_do_not_alter_the_message() -> None:
     message = "The node was low on resource: pids. Threshold quantity: {}, available: {}Ki."
     assert seen(evicted(message.format(12, 3))).problems == seen(evicted(message.format(14, 8))).problems
@@ -293,6 +306,7 @@ def test_pods_that_ended_or_go_say_nothing(pod: dict[str, Any]) -> None:
         ),
         ("at 2026-11-30 10:00:00,123 it broke", "at 2026-11-30 10:05:00,456 it broke"),
         ("<Model object at 0x7f12aa>", "<Model object at 0x7faa12>"),
+        ("/tmp/tmpab12_cd3/x is broken", "/tmp/tmpzz99zz99/x is broken"),
         (f'failed to start container "{"a" * 64}": x', f'failed to start container "{"b" * 64}": x'),
         ("pod 1b4e28ba-2fa1-11d2-883f-0016d3cca427 x", "pod 1b4e28ba-2fa1-11d2-883f-0016d3cca428 x"),
     ],
@@ -307,6 +321,20 @@ def test_r11_what_changes_from_try_to_try_does_not_alter_the_message(one: str, o
 def test_row_79_a_models_digests_stay_in_the_message() -> None:
     said = f"wanted sha256:{'a' * 64}, got sha256:{'b' * 64}"
     assert said in problem_of(make_pod(fetch=crashed(said))).message
+
+
+def test_of_a_thousand_broken_pods_the_newest_are_explained_and_all_that_wait_are_counted() -> None:
+    pods = [
+        make_pod(
+            f"p{number:04}", created=f"2026-01-01T00:{number // 60:02}:{number % 60:02}Z", triton=crashed(f"c{number}")
+        )
+        for number in range(1000)
+    ]
+    pods += [make_pod(f"w{number}", created="2025-01-01T00:00:00Z", unschedulable="no") for number in range(20)]
+    seen_of_all = seen(*pods)
+    assert len(seen_of_all.problems) == MAX_EXPLAINED
+    assert "c999" in seen_of_all.problems[0].message
+    assert seen_of_all.pending_pods == 20
 
 
 def test_a_long_output_keeps_its_end_on_one_line() -> None:

@@ -6,6 +6,7 @@ of a service, ever more seldom. Their number at once is bounded for the whole op
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import json
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ LONG_S: Final = 15.0
 FIRST_AGAIN_S: Final = 15.0
 LAST_AGAIN_S: Final = 600.0
 AT_ONCE: Final = 4
+PATIENCE_S: Final = 3.0
+"""The API server asks the pod's node, which may be gone."""
 TAIL_LINES: Final = 20
 LIMIT_BYTES: Final = 16384
 REMEMBERED: Final = 1000
@@ -67,10 +70,13 @@ class _Told:
 class FetchTeller:
     """Tells of slow fetching on the InferenceService; one event loop, no tasks of its own."""
 
-    def __init__(self, kube: Logs, recorder: Recorder, *, now: Callable[[], float]) -> None:
+    def __init__(
+        self, kube: Logs, recorder: Recorder, *, now: Callable[[], float], patience_s: float = PATIENCE_S
+    ) -> None:
         self._kube = kube
         self._recorder = recorder
         self._now = now
+        self._patience_s = patience_s
         self._told: dict[str, _Told] = {}
         self._heard: set[str] = set()
         self._running = 0
@@ -131,17 +137,19 @@ class FetchTeller:
         metadata = pod["metadata"]
         self._running += 1
         try:
-            text = await self._kube.logs(
-                metadata["namespace"],
-                metadata["name"],
-                names.FETCH_CONTAINER,
-                tail_lines=TAIL_LINES,
-                limit_bytes=LIMIT_BYTES,
-            )
-        except ApiError as error:
+            # The client's own time-out, thrice, would keep the service's key from a pod that becomes ready meanwhile.
+            async with asyncio.timeout(self._patience_s):
+                text = await self._kube.logs(
+                    metadata["namespace"],
+                    metadata["name"],
+                    names.FETCH_CONTAINER,
+                    tail_lines=TAIL_LINES,
+                    limit_bytes=LIMIT_BYTES,
+                )
+        except (ApiError, TimeoutError) as error:
             # Mostly the container ended meanwhile, or its node is silent; the role may lack the verb.
             where = f"{metadata['namespace']}/{metadata['name']}"
-            _log.info("fetching.log_unreadable", pod=where, error=str(error))
+            _log.info("fetching.log_unreadable", pod=where, error=str(error) or "no answer in time")
             return ""
         finally:
             self._running -= 1
@@ -188,7 +196,7 @@ def progress_of(lines: Iterable[str]) -> str:
             said = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if not isinstance(said, dict) or said.get("event") not in {"downloading", "verifying"}:
+        if not isinstance(said, dict) or str(said.get("event")) not in {"downloading", "verifying"}:
             continue
         done, total, rate = (_number(said.get(key)) for key in ("bytes_done", "total_bytes", "bytes_per_s"))
         if done is not None:

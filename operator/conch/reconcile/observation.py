@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from conch.api.inferenceservice import InferenceServiceSpec
 
 MAX_QUOTE: Final = 800
+MAX_EXPLAINED: Final = 16
+"""Pods, the newest that don't serve, whose problems are told."""
 _PULL_REASONS: Final = frozenset(
     {
         "ErrImagePull",
@@ -42,6 +45,8 @@ _CHANGING: Final = re.compile(
     r"|(?<!sha256:)\b[0-9a-f]{64}\b"
     # Some stand behind an underscore: Triton's keys of shared memory.
     r"|(?<![0-9a-f])[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"
+    # Folders that Triton and Python's tempfile make anew for each process.
+    r"|(?<=/tmp/)(?:python_env_\w{6}|folder\w{6}|tmp\w{8})\b"
 )
 _CRASH_LOOP: Final = "CrashLoopBackOff"
 # Of what registries and the runtime say, in the order of what helps most.
@@ -108,9 +113,12 @@ def observe(
     ]
     # Newest first; the name decides among equals, or the order of the cache would alter the status (R11).
     pods.sort(key=_age, reverse=True)
-    found = [_pod_problem(pod, spec) for pod in pods]
+    # Explaining a server's words takes a millisecond or two, and a thousand replicas break in the same way.
+    found: list[Problem | None] = list(
+        itertools.islice(filter(None, (_pod_problem(pod, spec) for pod in pods)), MAX_EXPLAINED)
+    )
     if not any(_has_served(pod) for pod in pods):
-        found.append(_eviction(children.get("Pod", [])))
+        found.append(_eviction(_of_same_template(children.get("Pod", []), pods)))
     problems = tuple(dict.fromkeys(problem for problem in found if problem is not None))
     pending = sum(1 for pod in pods if _unschedulable(pod) is not None)
     if not deployments:
@@ -139,6 +147,19 @@ def _has_served(pod: Mapping[str, Any]) -> bool:
     status = pod.get("status") or {}
     ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
     return ready or any(one.get("started") or one.get("restartCount") for one in status.get("containerStatuses") or ())
+
+
+def _of_same_template(every: Iterable[Mapping[str, Any]], alive: list[dict[str, Any]]) -> list[Mapping[str, Any]]:
+    """The pods of the newest living one's template: thousands that ended are kept, some of them for weeks."""
+    if not alive:
+        return list(every)
+    newest = _template_hash(alive[0])
+    return [pod for pod in every if _template_hash(pod) == newest]
+
+
+def _template_hash(pod: Mapping[str, Any]) -> str | None:
+    found: str | None = (pod["metadata"].get("labels") or {}).get("pod-template-hash")
+    return found
 
 
 def _eviction(pods: Iterable[Mapping[str, Any]]) -> Problem | None:
@@ -265,7 +286,8 @@ def _memory_problem(container: str) -> Problem:
 
 
 def _start_problem(container: str, said: str, spec: InferenceServiceSpec | None) -> Problem:
-    return _explained(said, spec) or Problem(Reason.SERVER_FAILED, f"Container {container} can't start: {_quote(said)}")
+    explained = _explained(said, spec) if container == names.SERVER_CONTAINER else None
+    return explained or Problem(Reason.SERVER_FAILED, f"Container {container} can't start: {_quote(said)}")
 
 
 def _explained(said: str, spec: InferenceServiceSpec | None) -> Problem | None:

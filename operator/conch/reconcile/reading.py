@@ -1,11 +1,13 @@
 """What the servers of each pod template have loaded: asked of one ready pod, once (I/O through the probe given).
 
 A reading costs a few requests to one pod and is kept in the status by the template's digest, so that neither a resync
-nor a restart of the operator asks again. At most `AT_ONCE` run; whoever comes meanwhile is told when to come back.
+nor a restart of the operator asks again. At most `AT_ONCE` run; whoever comes meanwhile waits for its turn where
+servers answer quickly, and is told when to come back where they don't.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -24,6 +26,8 @@ Object = dict[str, Any]
 
 AT_ONCE: Final = 4
 """Of 16 workers: where no pod can be reached, the others go on."""
+PATIENCE_S: Final = 0.1
+"""How long one waits for its turn while answers come as quickly: many that become ready at once are one write each."""
 BUSY_RETRY_S: Final = 1.0
 BUSY_PER_S: Final = 20.0
 """Of those that found it busy, so many come back a second, however many they are."""
@@ -87,7 +91,9 @@ class ModelReader:
         self._server = server
         self._clock = clock
         self._kept: dict[tuple[str, str], _Kept] = {}
-        self._running = 0
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        # Whether the last server asked answered quickly; where none can be reached nobody waits for a turn.
+        self._quick = True
         self._waiting: set[tuple[str, str]] = set()
 
     def forget(self, namespace: str, name: str) -> None:
@@ -121,15 +127,18 @@ class ModelReader:
         ready = _ready_pods(children, parts, only=_rolled_out(live))
         if not ready:
             return Look(digest, None if kept is None else kept.reading)
-        if self._running >= AT_ONCE:
+        if not await self._turn():
             self._waiting.add(key)
             wait_s = BUSY_RETRY_S + len(self._waiting) / BUSY_PER_S
             return Look(digest, None if kept is None else kept.reading, wait_s)
         failures = 0 if kept is None else kept.failures
         # Not the same pod each time: one that is cut off must not speak for all.
         address = ready[failures % len(ready)]["status"]["podIP"]
-        configs = planned_configs(parts[0])
-        reading = await self._read(address, digest, configs, spec) if configs else Reading(digest, error=_NO_PLAN)
+        try:
+            reading = await self._read(address, digest, planned_configs(parts[0]), spec)
+        finally:
+            self._turns.release()
+        self._quick = not reading.error and self._clock() - now < 2 * PATIENCE_S
         kept = self._kept[key] = _Kept(reading)
         if not reading.error:
             return Look(digest, reading)
@@ -138,15 +147,24 @@ class ModelReader:
         kept.not_before = self._clock() + wait_s
         return Look(digest, reading, wait_s)
 
+    async def _turn(self) -> bool:
+        """Whether there is a place among the few that ask; it has to be released."""
+        if self._turns.locked() and not self._quick:
+            return False
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await self._turns.acquire()
+        except TimeoutError:
+            return False
+
     async def _read(self, address: str, digest: str, configs: Mapping[str, Any], spec: InferenceServiceSpec) -> Reading:
-        self._running += 1
+        if not configs:
+            return Reading(digest, error=_NO_PLAN)
         try:
             # A paused or invalid spec may name other models than the pods hold.
             loaded = await self._server.read(address, [model.name for model in spec.models if model.name in configs])
         except Unreadable as error:
             return Reading(digest, error=str(error))
-        finally:
-            self._running -= 1
         found = [
             (model.name, differences(model, index, configs[model.name], loaded[model.name]))
             for index, model in enumerate(spec.models)

@@ -250,7 +250,7 @@ class ServiceReconciler:
             live = _deployment(out.cache.children(metadata["namespace"], metadata["name"]), metadata["name"])
             tensor_rt = release_of(server_image(spec, out.images, live), spec.runtime.release).tensorrt
         around = Surroundings(
-            nodes=out.accelerators.nodes(),
+            nodes=out.accelerators.nodes() if spec.accelerator.devices else None,
             node_autoscaling=out.node_autoscaling,
             tensor_rt=tensor_rt,
             memory_used=measured_before(service, spec) if used is None else used,

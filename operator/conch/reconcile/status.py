@@ -259,9 +259,21 @@ def _model_config_drift(inputs: StatusInputs) -> Condition:
         return Condition(type_, True, Reason.CONFIG_DIFFERS, reading.drift)
     if reading is not None:
         return Condition(type_, False, Reason.CONFIG_AS_WRITTEN, "The servers have the models as the spec asks.")
-    if _was_read(inputs):
+    if _was_read(inputs) or _was_unreadable(inputs):
         return _as_it_was(inputs, type_)
     return Condition(type_, None, Reason.CONFIG_NOT_READ, "No pod of this spec was ready yet.")
+
+
+def _was_unreadable(inputs: StatusInputs) -> bool:
+    """Whether servers of this generation couldn't be read when the status was written: so until the next try."""
+    metadata = inputs.service["metadata"]
+    conditions = (inputs.service.get("status") or {}).get("conditions") or ()
+    return any(
+        old.get("type") == ConditionType.MODEL_CONFIG_DRIFT
+        and old.get("reason") == Reason.CONFIG_UNREADABLE
+        and old.get("observedGeneration") == metadata["generation"]
+        for old in conditions
+    )
 
 
 def _was_read(inputs: StatusInputs) -> bool:

@@ -71,7 +71,8 @@ _REBUILD: Final = (
     "spec.accelerator to fit it; with {field}.source.engine Conch checks it before scheduling"
 )
 
-# The first that matches decides, so the narrower come first.
+# The first that matches decides, so the narrower come first. A model's code writes what it likes and is read again at
+# each event of its pod: what repeats in a pattern has a bound or a character that ends it, or minutes go by.
 RULES: Final[tuple[_Rule, ...]] = (
     # --- memory
     _rule(
@@ -94,7 +95,7 @@ RULES: Final[tuple[_Rule, ...]] = (
     # PyTorch; onnxruntime (server#7019, #5661); TensorRT; tensorrtllm_backend#303; CUDA's own words
     _rule(
         r"CUDA out of memory|CUDA_ERROR_OUT_OF_MEMORY|CUDA failure 2: out of memory|Cuda Error in [^:]{1,80}: 2 \(out "
-        r"of memory\)|CUDA runtime error in .{0,200}?: out of memory|cudaMalloc\w*.{0,80}?out of memory"
+        r"of memory\)|CUDA runtime error in .{0,200}?: out of memory|cudaMalloc.{0,120}?out of memory"
         r"|Cuda Runtime \(out of memory\)|CNMEM_STATUS_OUT_OF_MEMORY"
         r"|BFCArena::\w+.{0,300}?Failed to allocate memory for requested buffer",
         "the accelerator has too little free memory",
@@ -212,7 +213,7 @@ RULES: Final[tuple[_Rule, ...]] = (
     ),
     _rule(
         r"Python model file not found in '/(?:[^']*/)?(?P<file>[^'/]+/[^'/]+)'"
-        r"|/(?:[^ ]*/)?(?P<onnx>[^ /]+/[^ /]+) is missing; put the ONNX file there",
+        r"|/(?P<onnx>[^ /]+/[^ /]+) is missing; put the ONNX file there",
         "its file {file}{onnx} isn't there",
         "put it into the source, or name the file that is there in {field}.file",
     ),
@@ -373,7 +374,11 @@ _DECIDES: Final = (
 )
 # They name no model though they speak of one.
 _OF_SOME_MODEL: Final = re.compile(r"^Failed to initialize Python stub|^ERROR: Failed to create instance")
-_CHANGES: Final = re.compile(r"(?<![0-9a-f])[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b0x[0-9a-fA-F]+\b")
+_CHANGES: Final = re.compile(
+    r"(?<![0-9a-f])[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b0x[0-9a-fA-F]+\b"
+    # Folders that Triton and Python's tempfile make anew for each process.
+    r"|(?<=/tmp/)(?:python_env_\w{6}|folder\w{6}|tmp\w{8})\b"
+)
 
 
 def explain(said: str, models: Sequence[str], *, accelerator: bool = True) -> tuple[Failure, ...]:
@@ -398,7 +403,7 @@ def explain(said: str, models: Sequence[str], *, accelerator: bool = True) -> tu
                 break
     order = {name: index for index, name in enumerate(models)}
     found = [
-        _explained(why, _context(model, lines), model, order)
+        _explained(why, _context(model, lines), model, order, alone=len(broken) == 1)
         for model, why in sorted(broken.items(), key=lambda item: (order.get(item[0], len(order)), item[0]))
     ]
     if found:
@@ -438,10 +443,11 @@ def _context(model: str, lines: Sequence[str]) -> str:
     return "\n".join(line for line in lines if line not in about_others)
 
 
-def _explained(why: str, context: str, model: str, order: Mapping[str, int]) -> Failure:
+def _explained(why: str, context: str, model: str, order: Mapping[str, int], *, alone: bool) -> Failure:
     field = _field(model, order)
     rule, match = _match(why, RULES)
-    if rule is None or rule.vague:
+    # Where several broke, a line that names none may well be another's.
+    if alone if rule is None else rule.vague:
         earlier, earlier_match = _match(context, [one for one in RULES if not one.vague])
         rule, match = (earlier, earlier_match) if earlier is not None else (rule, match)
     if rule is None or match is None:

@@ -112,12 +112,12 @@ def deployment(
     While the spec's template part is unchanged, the live template's images, rendering and strategy stay, so a new
     operator version or new settings roll nothing (R7), and a strategy never changes in the middle of a rollout.
     """
-    rendering = RENDERING
+    rendering, inputs = RENDERING, template_inputs(spec)
     tensor_rt = release_of(spec.runtime.image or images.triton, spec.runtime.release).tensorrt
     tensor_rt = tensor_rt if _has_engines(spec) else None
     chosen = _Chosen(images, strategy.max_surge, strategy.max_unavailable, tensor_rt, allow_code)
     template: dict[str, Any]
-    if live is not None and keeps_template(spec, live):
+    if live is not None and _annotations(live).get(names.TEMPLATE_INPUTS_ANNOTATION) == inputs:
         rendering = _annotations(live).get(names.RENDERING_ANNOTATION, RENDERING)
         chosen = _chosen_before(live, chosen)
     if live is not None and rendering != RENDERING:
@@ -131,7 +131,7 @@ def deployment(
             "name": names.deployment(service),
             "annotations": {
                 names.RENDERING_ANNOTATION: rendering,
-                names.TEMPLATE_INPUTS_ANNOTATION: template_inputs(spec),
+                names.TEMPLATE_INPUTS_ANNOTATION: inputs,
                 names.CHOSEN_ANNOTATION: json.dumps(asdict(chosen), sort_keys=True),
             },
         },

@@ -110,6 +110,8 @@ def first_difference(live: Any, wanted: Any, path: str = "") -> str | None:
     that is no longer wanted doesn't show here; the digest in the annotation shows it, and a digest alone survives a
     person's edit (R8): the two are needed together.
     """
+    if not path and _holds(live, wanted):
+        return None
     if isinstance(wanted, dict):
         if not isinstance(live, dict):
             return path
@@ -128,6 +130,15 @@ def first_difference(live: Any, wanted: Any, path: str = "") -> str | None:
         )
     same = live == wanted and isinstance(live, bool) == isinstance(wanted, bool)
     return None if same or (_is_quantity(path) and _same_quantity(live, wanted)) else path
+
+
+def _holds(live: Any, wanted: Any) -> bool:
+    """Whether every wanted value is in its place, letter for letter: nearly always so, and half the cost of a pass."""
+    if isinstance(wanted, dict):
+        return isinstance(live, dict) and all(key in live and _holds(live[key], wanted[key]) for key in wanted)
+    if isinstance(wanted, list):
+        return isinstance(live, list) and len(live) == len(wanted) and all(map(_holds, live, wanted))
+    return bool(live == wanted) and isinstance(live, bool) == isinstance(wanted, bool)
 
 
 _ABSENT = object()

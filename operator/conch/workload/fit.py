@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -77,14 +76,16 @@ def fit(spec: InferenceServiceSpec, around: Surroundings) -> Fit:
     if not around.nodes:
         return Fit(suits=None, reason=Reason.NODES_UNKNOWN, message="The cluster has no node yet.")
     demand, said = _memory(spec, around)
+    wanted = gpus.Wanted.of(spec)
     # The first node that will do ends the search: a cluster may have thousands.
-    suitable = (node for node in around.nodes if _suits(node, spec))
+    suitable = (node for node in around.nodes if _suits(node, wanted))
     first = next(suitable, None)
     if first is None:
-        return _no_node(spec, around)
+        return _no_node(spec, wanted, around)
     if demand is None or any(_holds(node, spec, demand) for node in itertools.chain([first], suitable)):
         return Fit(suits=True, reason=Reason.SUITABLE_NODES, message="The cluster has suitable nodes.")
-    largest = max(gpus.memory_mib(node, spec.accelerator) or 0 for node in around.nodes if _suits(node, spec)) * _MIB
+    # A node that says nothing would have held it, so each says what it has.
+    largest = max(_most(node, spec) or 0 for node in around.nodes if _suits(node, wanted))
     message = f"{said}, and the largest accelerator of a suitable node has {size_text(largest)}: {_MEMORY_FIX}."
     if around.node_autoscaling:
         return Fit(suits=True, reason=Reason.NODES_AWAITED, message=f"A larger node must come: {message}")
@@ -138,11 +139,14 @@ def _memory(spec: InferenceServiceSpec, around: Surroundings) -> tuple[int | Non
 
 def _holds(node: Node, spec: InferenceServiceSpec, size: int) -> bool:
     """Whether an accelerator of the node has that much memory, or doesn't say what it has."""
+    most = _most(node, spec)
+    return most is None or size <= most
+
+
+def _most(node: Node, spec: InferenceServiceSpec) -> int | None:
+    """Bytes of one accelerator by the node's label or the MIG profile's name; None when neither says it."""
     has = gpus.memory_mib(node, spec.accelerator)
-    if has is None:
-        most = mig_size(spec.accelerator)
-        return most is None or size <= most
-    return size <= has * _MIB
+    return mig_size(spec.accelerator) if has is None else has * _MIB
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,7 @@ class _Criterion:
     """What a node has of it; empty: nothing."""
 
 
-def _criteria(spec: InferenceServiceSpec) -> Iterable[_Criterion]:
+def _criteria(spec: InferenceServiceSpec, must: gpus.Wanted) -> Iterable[_Criterion]:
     accelerator = spec.accelerator
     yield _Criterion(
         f"{accelerator.count} {accelerator.resource}",
@@ -169,78 +173,73 @@ def _criteria(spec: InferenceServiceSpec) -> Iterable[_Criterion]:
         yield _Criterion(
             f"{gpus.PRODUCT_LABEL} {' or '.join(accelerator.products)}",
             "spec.accelerator.products",
-            lambda node: gpus.right_product(node, accelerator),
+            must.right_product,
             lambda node: _label(node, gpus.PRODUCT_LABEL),
         )
-    least = gpus.least_memory_mib(accelerator)
-    if least is not None:
+    if must.least_mib is not None:
         label = gpus.memory_label(accelerator)
         yield _Criterion(
-            f"{label} of {least} MiB ({accelerator.memory}) or more",
+            f"{label} of {must.least_mib} MiB ({accelerator.memory}) or more",
             "spec.accelerator.memory",
-            lambda node: gpus.enough_memory(node, accelerator),
+            must.enough_memory,
             lambda node: f"{_label(node, label)} MiB" if _label(node, label) else "",
         )
-    exact, at_least = gpus.exact_capability(spec), gpus.least_capability(spec)
+    exact, at_least = must.exact, must.least
     if exact is not None or at_least is not None:
         yield _Criterion(
             f"compute capability {_dotted(exact)}, for which the engine was built"
             if exact is not None
             else f"compute capability {_dotted(at_least)} or more",
             "the engine" if exact is not None else "spec.accelerator.computeCapability",
-            lambda node: gpus.right_capability(node, spec),
+            must.right_capability,
             lambda node: _dotted(gpus.capability_of(node)),
         )
-    if gpus.architecture(spec) is not None:
+    if must.architecture is not None:
         yield _Criterion(
-            f"{gpus.ARCHITECTURE_LABEL} {gpus.architecture(spec)}, for which the engine was built",
+            f"{gpus.ARCHITECTURE_LABEL} {must.architecture}, for which the engine was built",
             "the engine",
-            lambda node: gpus.right_architecture(node, spec),
+            must.right_architecture,
             lambda node: _label(node, gpus.ARCHITECTURE_LABEL),
         )
     if spec.placement.node_selector:
         yield _Criterion(
             "the labels of spec.placement.nodeSelector",
             "spec.placement.nodeSelector",
-            lambda node: gpus.selected(node, spec),
+            must.selected,
             lambda node: ", ".join(_said(node, key) for key in sorted(spec.placement.node_selector)),
         )
     yield _Criterion(
         "only taints that the pods tolerate",
         "spec.placement.tolerations",
-        lambda node: not _lasting(node, spec),
-        lambda node: ", ".join(_taint(taint) for taint in _lasting(node, spec)),
+        lambda node: not _lasting(node, must),
+        lambda node: ", ".join(_taint(taint) for taint in _lasting(node, must)),
     )
 
 
-def _suits(node: Node, spec: InferenceServiceSpec) -> bool:
-    accelerator = spec.accelerator
+def _suits(node: Node, wanted: gpus.Wanted) -> bool:
+    accelerator = wanted.accelerator
     return (
         gpus.offered(node, accelerator.resource) >= accelerator.count
-        and gpus.right_product(node, accelerator)
-        and gpus.enough_memory(node, accelerator)
-        and gpus.right_capability(node, spec)
-        and gpus.right_architecture(node, spec)
-        and gpus.selected(node, spec)
-        and not _lasting(node, spec)
+        and wanted.labels_and_devices_suit(node)
+        and not _lasting(node, wanted)
     )
 
 
-def _no_node(spec: InferenceServiceSpec, around: Surroundings) -> Fit:
+def _no_node(spec: InferenceServiceSpec, wanted: gpus.Wanted, around: Surroundings) -> Fit:
     """Why no node will do: the criteria that none meets, or all of them where each is met by some node."""
     nodes, resource = around.nodes or (), spec.accelerator.resource
     with_it = [node for node in nodes if gpus.offered(node, resource)]
     if not with_it:
-        kinds = Counter(name for node in nodes for name in _devices(node))
+        kinds = {name for node in nodes for name in _devices(node)}
         said = f"No node has {resource}; the cluster has {_list(kinds) or 'no accelerators'}"
         fields = ["spec.accelerator.resource"]
     else:
-        criteria = list(_criteria(spec))
+        criteria = list(_criteria(spec, wanted))
         failed = [one for one in criteria if not any(one.met(node) for node in with_it)]
         told = failed or [one for one in criteria if not all(one.met(node) for node in with_it)]
-        kinds = Counter(" with ".join(shown for one in told if (shown := one.shown(node))) for node in with_it)
-        wanted = " and ".join(one.wanted for one in told)
-        said = f"No node has {wanted}{'' if failed else ' together'}; the cluster has {_list(kinds)}"
+        kinds = {" with ".join(shown for one in told if (shown := one.shown(node))) for node in with_it}
+        missing = " and ".join(one.wanted for one in told)
+        said = f"No node has {missing}{'' if failed else ' together'}; the cluster has {_list(kinds)}"
         fields = list(dict.fromkeys(one.field for one in told))
     fix = f"add such a node, or change {' or '.join(fields)}"
     if around.node_autoscaling:
@@ -249,12 +248,10 @@ def _no_node(spec: InferenceServiceSpec, around: Surroundings) -> Fit:
     return Fit(suits=False, reason=Reason.NO_SUITABLE_NODE, message=f"{said}: {fix}.")
 
 
-def _list(kinds: Counter[str]) -> str:
-    """`NVIDIA-L4 (3 nodes), NVIDIA-A100 (1 node)`, the most frequent first."""
-    ordered = sorted(kinds.items(), key=lambda pair: (-pair[1], pair[0]))
-    texts = [f"{kind or 'nodes without that label'} ({count} node{'s' * (count > 1)})" for kind, count in ordered]
-    more = len(texts) - MAX_KINDS
-    return ", ".join(texts if more <= 0 else [*texts[:MAX_KINDS], f"and {more} more kinds"])
+def _list(kinds: Iterable[str]) -> str:
+    """`NVIDIA-A100, NVIDIA-L4`; neither the words nor their order change while nodes of the same kinds come and go."""
+    texts = [kind or "nodes without that label" for kind in sorted(set(kinds))]
+    return ", ".join(texts if len(texts) <= MAX_KINDS else [*texts[:MAX_KINDS], "and more kinds"])
 
 
 def _devices(node: Node) -> list[str]:
@@ -266,8 +263,8 @@ def _devices(node: Node) -> list[str]:
     ]
 
 
-def _lasting(node: Node, spec: InferenceServiceSpec) -> list[Mapping[str, Any]]:
-    return [taint for taint in gpus.repelling(node, spec) if not str(taint.get("key", "")).startswith(_PASSING)]
+def _lasting(node: Node, wanted: gpus.Wanted) -> list[Mapping[str, Any]]:
+    return [taint for taint in wanted.repelling(node) if not str(taint.get("key", "")).startswith(_PASSING)]
 
 
 def _taint(taint: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ caller therefore lists them when a service wants more, and keeps the answer for 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from decimal import ROUND_CEILING
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +20,7 @@ from conch.api.placement import Toleration
 from conch.triton.engines import capability
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from conch.api.accelerator import Accelerator
     from conch.api.inferenceservice import InferenceServiceSpec
@@ -153,46 +154,77 @@ def offered(node: Mapping[str, Any], resource: str) -> int:
     return _integer((node.get("status") or {}).get("allocatable"), resource)
 
 
-def right_product(node: Mapping[str, Any], accelerator: Accelerator) -> bool:
-    """Whether the node has one of the products."""
-    return not accelerator.products or _labels(node).get(PRODUCT_LABEL) in accelerator.products
+@dataclass(frozen=True)
+class Wanted:
+    """What a node must have for a service's pods, worked out of the spec once: clusters have thousands of nodes."""
 
+    accelerator: Accelerator
+    least_mib: int | None
+    exact: tuple[int, int] | None
+    """The one compute capability that the engines run on."""
+    least: tuple[int, int] | None
+    architecture: str | None
+    labels: Mapping[str, str]
+    tolerations: Sequence[Toleration]
 
-def enough_memory(node: Mapping[str, Any], accelerator: Accelerator) -> bool:
-    """Whether the node's label says that an accelerator has the least memory."""
-    least = least_memory_mib(accelerator)
-    return least is None or (memory_mib(node, accelerator) or 0) >= least
+    @classmethod
+    def of(cls, spec: InferenceServiceSpec) -> Wanted:
+        """From a parsed spec."""
+        return cls(
+            spec.accelerator,
+            least_memory_mib(spec.accelerator),
+            exact_capability(spec),
+            least_capability(spec),
+            architecture(spec),
+            spec.placement.node_selector,
+            _tolerations(spec),
+        )
 
+    def right_product(self, node: Mapping[str, Any]) -> bool:
+        """Whether the node has one of the products."""
+        return not self.accelerator.products or _labels(node).get(PRODUCT_LABEL) in self.accelerator.products
 
-def right_capability(node: Mapping[str, Any], spec: InferenceServiceSpec) -> bool:
-    """Whether the accelerators' compute capability will do; one that the labels don't say does for an engine only."""
-    exact, least, has = exact_capability(spec), least_capability(spec), capability_of(node)
-    if has is None:
-        return spec.accelerator.compute_capability is None
-    return has == exact if exact is not None else least is None or has >= least
+    def enough_memory(self, node: Mapping[str, Any]) -> bool:
+        """Whether the node's label says that an accelerator has the least memory."""
+        return self.least_mib is None or (memory_mib(node, self.accelerator) or 0) >= self.least_mib
 
+    def right_capability(self, node: Mapping[str, Any]) -> bool:
+        """Whether the accelerators' compute capability will do; one that the labels don't say, for an engine only."""
+        if self.exact is None and self.least is None:
+            return True
+        has = capability_of(node)
+        if has is None:
+            return self.accelerator.compute_capability is None
+        return has == self.exact if self.exact is not None else self.least is None or has >= self.least
 
-def right_architecture(node: Mapping[str, Any], spec: InferenceServiceSpec) -> bool:
-    """Whether the engines' platform is the node's."""
-    wanted = architecture(spec)
-    return wanted is None or _labels(node).get(ARCHITECTURE_LABEL) == wanted
+    def right_architecture(self, node: Mapping[str, Any]) -> bool:
+        """Whether the engines' platform is the node's."""
+        return self.architecture is None or _labels(node).get(ARCHITECTURE_LABEL) == self.architecture
 
+    def selected(self, node: Mapping[str, Any]) -> bool:
+        """Whether the node has the labels of `placement.nodeSelector`."""
+        labels = _labels(node)
+        return all(labels.get(key) == value for key, value in self.labels.items())
 
-def selected(node: Mapping[str, Any], spec: InferenceServiceSpec) -> bool:
-    """Whether the node has the labels of `placement.nodeSelector`."""
-    labels = _labels(node)
-    return all(labels.get(key) == value for key, value in spec.placement.node_selector.items())
+    def repelling(self, node: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """The node's taints that keep the service's pods away."""
+        taints = (node.get("spec") or {}).get("taints") or ()
+        return [
+            taint
+            for taint in taints
+            if taint.get("effect") in _REPELS
+            and not any(_tolerates(toleration, taint) for toleration in self.tolerations)
+        ]
 
-
-def repelling(node: Mapping[str, Any], spec: InferenceServiceSpec) -> list[Mapping[str, Any]]:
-    """The node's taints that keep the service's pods away."""
-    found = _tolerations(spec)
-    taints = (node.get("spec") or {}).get("taints") or ()
-    return [
-        taint
-        for taint in taints
-        if taint.get("effect") in _REPELS and not any(_tolerates(toleration, taint) for toleration in found)
-    ]
+    def labels_and_devices_suit(self, node: Mapping[str, Any]) -> bool:
+        """All that a node has for good: everything but its taints and its state."""
+        return (
+            self.right_product(node)
+            and self.enough_memory(node)
+            and self.right_capability(node)
+            and self.right_architecture(node)
+            and self.selected(node)
+        )
 
 
 def _labels(node: Mapping[str, Any]) -> Mapping[str, str]:
@@ -218,7 +250,10 @@ def free_gpus(
         return None
     if accelerator.count == 0:
         return 0
-    free = {node["metadata"]["name"]: offered(node, accelerator.resource) for node in nodes if _takes_pods(node, spec)}
+    wanted = Wanted.of(spec)
+    free = {
+        node["metadata"]["name"]: offered(node, accelerator.resource) for node in nodes if _takes_pods(node, wanted)
+    }
     for pod in pods:
         node_name = (pod.get("spec") or {}).get("nodeName")
         if node_name in free and (pod.get("status") or {}).get("phase") not in _ENDED:
@@ -259,19 +294,15 @@ def _integer(quantities: Mapping[str, Any] | None, resource: str) -> int:
         return 0
 
 
-def _takes_pods(node: Mapping[str, Any], spec: InferenceServiceSpec) -> bool:
+def _takes_pods(node: Mapping[str, Any], wanted: Wanted) -> bool:
     node_spec, status = node.get("spec") or {}, node.get("status") or {}
     ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
     return (
         ready
         and "deletionTimestamp" not in node["metadata"]
         and not node_spec.get("unschedulable")
-        and right_product(node, spec.accelerator)
-        and enough_memory(node, spec.accelerator)
-        and right_capability(node, spec)
-        and right_architecture(node, spec)
-        and selected(node, spec)
-        and not repelling(node, spec)
+        and wanted.labels_and_devices_suit(node)
+        and not wanted.repelling(node)
     )
 
 
