@@ -311,7 +311,8 @@ def node(version: str, heartbeat: str, *, ready: str = "True") -> dict[str, Any]
         version=version,
         spec={"podCIDR": "10.0.0.0/24", "taints": [{"key": "gpu"}]},
         status={
-            "allocatable": {"nvidia.com/gpu": "8"},
+            "allocatable": {"nvidia.com/gpu": "7"},
+            "capacity": {"nvidia.com/gpu": "8"},
             "images": [{"names": ["x"] * 50}],
             "conditions": [{"type": "Ready", "status": ready, "lastHeartbeatTime": heartbeat}],
         },
@@ -325,7 +326,7 @@ def test_a_nodes_heartbeat_is_no_news_but_its_condition_is(cache: Cache) -> None
     assert stored is not None
     assert stored["metadata"]["resourceVersion"] == "2"
     assert stored["spec"] == {"taints": [{"key": "gpu"}]}
-    assert "images" not in stored["status"]
+    assert stored["status"].keys() == {"allocatable", "capacity", "conditions"}
     assert cache.put(node("3", "10:10", ready="False"))
 
 

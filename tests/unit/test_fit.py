@@ -362,3 +362,11 @@ def test_what_was_measured_counts_for_the_same_models_on_whatever_accelerator() 
     assert measured_before(stored(make_service()), spec) is None
     service["status"]["gpus"]["memoryUsed"] = "much"
     assert measured_before(service, spec) is None
+
+
+def test_a_node_whose_devices_are_unhealthy_or_whose_plugin_restarts_is_still_a_suitable_one() -> None:
+    restarting = node(count=0)
+    restarting["status"]["capacity"] = {GPU: "1"}
+    assert verdict(nodes=[restarting]).suits is True
+    refused = verdict({"accelerator.products": ["NVIDIA-H100"]}, nodes=[restarting])
+    assert "the cluster has NVIDIA-L4" in refused.message

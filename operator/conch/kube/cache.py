@@ -296,7 +296,7 @@ def _node(obj: Object) -> Object:
         "metadata": _only(obj["metadata"], *_METADATA),
         "spec": _only(obj.get("spec"), "unschedulable", "taints"),
         "status": {
-            **_only(status, "allocatable"),
+            **_only(status, "allocatable", "capacity"),
             # Without the heartbeat times, a kubelet's report of nothing new is no news.
             "conditions": [
                 _only(item, "type", "status", "reason", "lastTransitionTime") for item in status.get("conditions") or ()

@@ -166,8 +166,8 @@ def _criteria(spec: InferenceServiceSpec, must: gpus.Wanted) -> Iterable[_Criter
     yield _Criterion(
         f"{accelerator.count} {accelerator.resource}",
         "spec.accelerator.count",
-        lambda node: gpus.offered(node, accelerator.resource) >= accelerator.count,
-        lambda node: f"{gpus.offered(node, accelerator.resource)} {accelerator.resource}",
+        lambda node: gpus.built_in(node, accelerator.resource) >= accelerator.count,
+        lambda node: f"{gpus.built_in(node, accelerator.resource)} {accelerator.resource}",
     )
     if accelerator.products:
         yield _Criterion(
@@ -219,7 +219,7 @@ def _criteria(spec: InferenceServiceSpec, must: gpus.Wanted) -> Iterable[_Criter
 def _suits(node: Node, wanted: gpus.Wanted) -> bool:
     accelerator = wanted.accelerator
     return (
-        gpus.offered(node, accelerator.resource) >= accelerator.count
+        gpus.built_in(node, accelerator.resource) >= accelerator.count
         and wanted.labels_and_devices_suit(node)
         and not _lasting(node, wanted)
     )
@@ -228,7 +228,7 @@ def _suits(node: Node, wanted: gpus.Wanted) -> bool:
 def _no_node(spec: InferenceServiceSpec, wanted: gpus.Wanted, around: Surroundings) -> Fit:
     """Why no node will do: the criteria that none meets, or all of them where each is met by some node."""
     nodes, resource = around.nodes or (), spec.accelerator.resource
-    with_it = [node for node in nodes if gpus.offered(node, resource)]
+    with_it = [node for node in nodes if gpus.built_in(node, resource)]
     if not with_it:
         kinds = {name for node in nodes for name in _devices(node)}
         said = f"No node has {resource}; the cluster has {_list(kinds) or 'no accelerators'}"
@@ -255,11 +255,11 @@ def _list(kinds: Iterable[str]) -> str:
 
 
 def _devices(node: Node) -> list[str]:
-    allocatable: Mapping[str, str] = (node.get("status") or {}).get("allocatable") or {}
+    status = node.get("status") or {}
     return [
         name
-        for name, amount in allocatable.items()
-        if "/" in name and not name.partition("/")[0].endswith("kubernetes.io") and amount != "0"
+        for name in {**(status.get("allocatable") or {}), **(status.get("capacity") or {})}
+        if "/" in name and not name.partition("/")[0].endswith("kubernetes.io") and gpus.built_in(node, name)
     ]
 
 

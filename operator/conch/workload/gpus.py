@@ -150,8 +150,16 @@ def is_shared(node: Mapping[str, Any] | None, accelerator: Accelerator) -> bool:
 
 
 def offered(node: Mapping[str, Any], resource: str) -> int:
-    """How many of a resource a node has for pods."""
+    """How many of a resource a node has for pods now."""
     return _integer((node.get("status") or {}).get("allocatable"), resource)
+
+
+def built_in(node: Mapping[str, Any], resource: str) -> int:
+    """How many of a resource a node has, also those that are unhealthy: a device that is repaired comes back.
+
+    While a device plugin restarts, a node offers none, and its capacity still says what it has.
+    """
+    return max(offered(node, resource), _integer((node.get("status") or {}).get("capacity"), resource))
 
 
 @dataclass(frozen=True)
