@@ -20,13 +20,13 @@ from conch.storage.digest import lines_digest
 from oci_registry import TITLE, Registry, registry
 from operators import OPERATOR_IMAGE, ROOT, wait_until
 from services import Service, condition, restricted_namespace
-from store_servers import S3Server, between, s3_server
+from store_servers import Reply, S3Server, between, s3_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sandbox import AnyRegion
-    from store_servers import Between
+    from store_servers import Between, BetweenHandler
 
 pytestmark = pytest.mark.sandbox
 
@@ -34,6 +34,7 @@ MODEL = ROOT / "e2e" / "sandbox" / "images" / "filetype" / "models" / "greeting"
 FILES = {str(path.relative_to(MODEL)): path.read_bytes() for path in MODEL.rglob("*.py")}
 DIGEST = lines_digest({name: hashlib.sha256(data).hexdigest() for name, data in FILES.items()})
 BUCKET = "models"
+DENIAL = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 
 
 def model(source: dict[str, Any], name: str = "greeting") -> dict[str, Any]:
@@ -48,9 +49,13 @@ def model(source: dict[str, Any], name: str = "greeting") -> dict[str, Any]:
     }
 
 
+def deny(handler: BetweenHandler, _reply: Reply) -> None:
+    handler.send(Reply(403, {"Content-Length": str(len(DENIAL))}, DENIAL))
+
+
 @pytest.fixture
-def stores(quick_operator: AnyRegion, tmp_path: Path) -> Iterator[tuple[S3Server, Registry]]:
-    """Both on the node, where pods reach them by its address; they hold the model."""
+def stores(quick_operator: AnyRegion, tmp_path: Path) -> Iterator[tuple[S3Server, Registry, Between]]:
+    """All on the node, where pods reach them by its address: two hold the model, one denies it."""
     region = quick_operator
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
@@ -63,16 +68,17 @@ def stores(quick_operator: AnyRegion, tmp_path: Path) -> Iterator[tuple[S3Server
             images = servers.enter_context(
                 registry(tmp_path, tmp_path / "registry", address=region.address, listen="0.0.0.0")
             )
+            denying = servers.enter_context(between(store, every=deny, listen="0.0.0.0"))
             store.make_bucket(BUCKET)
             for name, data in FILES.items():
                 store.put(BUCKET, f"greeting/{name}", data)
-        yield store, images
+        yield store, images, denying
 
 
 def test_models_come_from_an_s3_store_and_a_registry_and_a_fault_is_told_while_they_serve(
-    quick_operator: AnyRegion, stores: tuple[S3Server, Registry]
+    quick_operator: AnyRegion, stores: tuple[S3Server, Registry, Between]
 ) -> None:
-    region, (store, images) = quick_operator, stores
+    region, (store, images, denying) = quick_operator, stores
     namespace = f"t-sources-{uuid.uuid4().hex[:6]}"
     restricted_namespace(region, namespace)
     try:
@@ -116,13 +122,26 @@ def test_models_come_from_an_s3_store_and_a_registry_and_a_fault_is_told_while_t
         triton = next(each for each in pod["spec"]["containers"] if each["name"] == names.SERVER_CONTAINER)
         assert not [mount for mount in triton["volumeMounts"] if "secret" in mount["name"]]
 
-        service.apply({"models[0].source.uri": f"s3://{BUCKET}/absent"})
-        words = ['model "greeting"', f"s3://{BUCKET}/absent is no object", "correct spec.models[0].source.uri"]
-        blocked = service.wait(
-            "the fault to be told",
-            lambda status: all(word in str(condition(status, "RolloutBlocked").get("message")) for word in words),
-        )
-        assert condition(blocked, "Ready")["status"] == "True"
+        faults: dict[str, tuple[dict[str, Any], str]] = {
+            f"s3://{BUCKET}/absent is no object": (
+                {"models[0].source.uri": f"s3://{BUCKET}/absent"},
+                "correct spec.models[0].source.uri",
+            ),
+            f"s3://{BUCKET}/absent answered 403 (AccessDenied)": (
+                {"models[0].source.endpoint": f"http://{region.address}:{denying.server_port}"},
+                "allow the keys in the Secret of spec.models[0].source.secretRef",
+            ),
+        }
+        for cause, (fields, fix) in faults.items():
+            service.apply(fields)
+            words = ['model "greeting"', cause, fix]
+            blocked = service.wait(
+                "the fault to be told",
+                lambda status, words=words: all(  # type: ignore[misc]
+                    word in str(condition(status, "RolloutBlocked").get("message")) for word in words
+                ),
+            )
+            assert condition(blocked, "Ready")["status"] == "True"
     finally:
         region.kubectl("delete", "namespace", namespace, "--wait=false", "--ignore-not-found")
 
