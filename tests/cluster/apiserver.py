@@ -52,7 +52,7 @@ class ApiServer:
                     with self.region.network():
                         connection.connect()
                     self._local.connection = connection
-                headers = {"Authorization": f"Bearer {self._token}", "Content-Type": content_type}
+                headers = {**self.credentials(), "Content-Type": content_type}
                 connection.request(method, path, None if body is None else json.dumps(body), headers)
                 answer = connection.getresponse()
                 raw = answer.read()
@@ -66,6 +66,10 @@ class ApiServer:
                     raise Refused(answer.status, found["message"] if isinstance(found, dict) else found)
                 return found
         raise AssertionError("unreachable")
+
+    def credentials(self) -> dict[str, str]:
+        """The administrator's header."""
+        return {"Authorization": f"Bearer {self._token}"}
 
     def close(self) -> None:
         """Close this thread's connection."""

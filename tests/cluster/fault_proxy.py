@@ -30,7 +30,9 @@ WRITES: Final = frozenset({"create", "update", "patch", "delete", "deletecollect
 START_LIMIT_S: Final = 20.0
 CLOSING_S: Final = 0.3
 """aiohttp closes TLS connections some turns of the loop after its session."""
-_PASSED_ON: Final = ("Authorization", "Accept", "Content-Type", "User-Agent")
+_PASSED_ON: Final = ("Authorization", "Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+_ANSWERED: Final = ("Content-Type", "Content-Encoding", "Retry-After")
+"""With the encoding, as bodies are copied as they came: a LIST of over 128 KiB comes compressed."""
 _PATH: Final = re.compile(
     r"^/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+)/(?P<version>[^/]+))"
     r"(?:/namespaces/(?P<namespace>[^/]+)(?=/))?/(?P<resource>[^/]+)(?:/(?P<name>[^/]+))?(?:/(?P<sub>[^/]+))?$"
@@ -177,7 +179,10 @@ class FaultProxy:
         app.router.add_route("*", "/{path:.*}", self._handle)
         connector = aiohttp.TCPConnector(limit=0, ssl=context)
         async with aiohttp.ClientSession(
-            connector=connector, timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None),
+            auto_decompress=False,
+            skip_auto_headers=("Accept-Encoding",),
         ) as self._session:
             self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
             await self._runner.setup()
@@ -319,4 +324,4 @@ def _passed_on(request: web.Request) -> dict[str, str]:
 
 
 def _answered(answer: aiohttp.ClientResponse) -> dict[str, str]:
-    return {name: answer.headers[name] for name in ("Content-Type", "Retry-After") if name in answer.headers}
+    return {name: answer.headers[name] for name in _ANSWERED if name in answer.headers}

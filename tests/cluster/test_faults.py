@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import time
+import urllib.request
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from apiserver import ApiServer, condition
+from apiserver import TIMEOUT_S, ApiServer, condition
 from stories import create, images, left, made, missing, settled, until
 
 from conch import names
@@ -103,6 +106,19 @@ def test_dropped_watches_lose_nothing(api: ApiServer, namespace: str, proxy: Fau
     settled(api, namespace)
     settled(api, namespace, "second")
     until("the new template", lambda: "example.com/triton:2" in str(api.deployment(namespace, "vision")))
+
+
+def test_a_compressed_answer_comes_through_as_it_is(api: ApiServer, namespace: str, proxy: FaultProxy) -> None:
+    """Of the tests' own proxy: the API server compresses what is over 128 KiB, such as a LIST of many services."""
+    path, large = f"/api/v1/namespaces/{namespace}/configmaps", {"text": "x" * 200_000}
+    api.call("POST", path, {"metadata": {"name": "large"}, "data": large})
+    asked = urllib.request.Request(
+        f"{proxy.address('compressed')}{path}", headers={**api.credentials(), "Accept-Encoding": "gzip"}
+    )
+    with api.region.network(), urllib.request.urlopen(asked, timeout=TIMEOUT_S) as answer:
+        assert answer.headers["Content-Encoding"] == "gzip"
+        found = json.loads(gzip.decompress(answer.read()))
+    assert large in [item["data"] for item in found["items"]]
 
 
 def test_r3_a_child_deleted_during_a_410_is_missed_and_comes_back(

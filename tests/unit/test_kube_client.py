@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -51,8 +52,8 @@ class Server:
         self.bodies.append(json.loads(raw) if raw else None)
         await asyncio.sleep(self.delay_s)
         status, body, headers = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        text = body if isinstance(body, str) else json.dumps(body)
-        return web.Response(status=status, text=text, headers=headers)
+        content = body if isinstance(body, bytes) else (body if isinstance(body, str) else json.dumps(body)).encode()
+        return web.Response(status=status, body=content, headers=headers)
 
 
 @pytest.fixture
@@ -240,6 +241,18 @@ async def test_a_read_gives_up_after_four_tries(server: Server) -> None:
         with pytest.raises(Unreachable, match="down"):
             await kube.get(DEPLOYMENTS, "team", "m-server")
     assert len(server.asked) == 4
+
+
+@pytest.mark.parametrize("body", ["<html>log in</html>", gzip.compress(b"{}"), "", '{"kind": "Deplo'])
+async def test_an_answer_that_is_no_json_is_the_failure_of_something_between(server: Server, body: str | bytes) -> None:
+    server.answer(200, body)
+    async with client(server.url) as kube:
+        with pytest.raises(Unreachable, match="NotJSON"):
+            await kube.get(DEPLOYMENTS, "team", "m-server")
+        assert len(server.asked) == 4  # it may have been for a moment
+        with pytest.raises(Unreachable, match="no JSON"):
+            await kube.delete(DEPLOYMENTS, "team", "m-server", uid="u", resource_version="1")
+        assert len(server.asked) == 5
 
 
 async def test_a_write_is_not_repeated_after_an_answer_that_leaves_it_open(server: Server) -> None:

@@ -38,6 +38,7 @@ CHUNK: Final = 500
 TRIES: Final = 4
 FIRST_BACKOFF_S: Final = 0.2
 LONGEST_WAIT_S: Final = 30.0
+SHOWN_BYTES: Final = 200
 
 # Each new connection costs both sides a TLS handshake: a burst is over sooner on few of them.
 CONNECTIONS: Final = 24
@@ -366,7 +367,12 @@ class Kube:
             raise from_answer(code, _decoded(raw), retry_after=response.headers.get("Retry-After"))
         if request.plain:
             return {"text": raw.decode(errors="replace")}
-        return cast("Object", json.loads(raw))
+        try:
+            return cast("Object", json.loads(raw))
+        except ValueError as error:
+            # Something between us and the API server answered in its place, or changed what it said.
+            answered = f"a body that is no JSON, of type {response.content_type}: {raw[:SHOWN_BYTES]!r}"
+            raise Unreachable(code, "NotJSON", answered) from error
 
 
 def _headers(request: _Request) -> dict[str, str] | None:
