@@ -1,7 +1,7 @@
 """One service, changed into one fault after another: each is named with model, cause and fix while the old pod answers.
 
 The words of faults that can't happen here are in `tests/unit/test_failures.py` (those of accelerators above all) and in
-`tests/unit/test_observation.py` (want of memory, which this sandbox doesn't enforce, and evictions).
+`tests/unit/test_observation.py` (evictions); those of stores are in `e2e/test_sources.py`.
 """
 
 from __future__ import annotations
@@ -56,6 +56,25 @@ FAULTS: dict[str, tuple[dict[str, Any], str, list[str]]] = {
         "FetchFailed",
         ['model "filetype"', "resnet.onnx"],
     ),
+    "wrong dims": (
+        {"models[0].inputs[0].dims": [1024]},
+        "ModelLoadFailed",
+        [
+            'Model "filetype" can\'t be loaded',
+            "tensor bytes has the shape [-1,2048] in the model and [-1,1024] in the spec",
+            "correct its dims in spec.models[0].inputs",
+        ],
+    ),
+    "wrong data type": (
+        {"models[0].inputs[0].dataType": "FP32"},
+        "ModelLoadFailed",
+        ["input bytes is TYPE_INT32 in one and TYPE_FP32 in the other", "dataType in spec.models[0].inputs"],
+    ),
+    "wrong tensor name": (
+        {"models[0].outputs[0].name": "labels"},
+        "ModelLoadFailed",
+        ["the model has no output labels", "use its own names in spec.models[0].outputs: target_label. Triton"],
+    ),
     "exhausted shared memory": (
         {"runtime.sharedMemory": "1Mi", "models[0].instances.count": 3},
         "OutOfSharedMemory",
@@ -65,6 +84,11 @@ FAULTS: dict[str, tuple[dict[str, Any], str, list[str]]] = {
         {"models[0].format": "PyTorch", "models[0].file": "model.onnx"},
         "BackendMissing",
         ['Model "filetype" can\'t be loaded', "no backend pytorch", "spec.runtime.image"],
+    ),
+    "want of memory": (
+        {"resources.memory": "32Mi", "runtime.sharedMemory": "16Mi"},
+        "OutOfMemory",
+        ["Container triton was killed for want of memory", "raise spec.resources.memory"],
     ),
     "image pull failure": (
         {"runtime.image": "sandbox.local/nothing:1"},

@@ -8,8 +8,9 @@ import json
 import os
 import shutil
 import uuid
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import trustme
@@ -20,7 +21,7 @@ from conch.storage.digest import lines_digest
 from oci_registry import TITLE, Registry, registry
 from operators import OPERATOR_IMAGE, ROOT, wait_until
 from services import Service, condition, restricted_namespace
-from store_servers import Reply, S3Server, between, s3_server
+from store_servers import Reply, S3Server, as_large_as_promised, between, s3_server, silent_for_ever
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +35,7 @@ MODEL = ROOT / "e2e" / "sandbox" / "images" / "filetype" / "models" / "greeting"
 FILES = {str(path.relative_to(MODEL)): path.read_bytes() for path in MODEL.rglob("*.py")}
 DIGEST = lines_digest({name: hashlib.sha256(data).hexdigest() for name, data in FILES.items()})
 BUCKET = "models"
+LARGEST = 10**15
 DENIAL = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 
 
@@ -53,9 +55,19 @@ def deny(handler: BetweenHandler, _reply: Reply) -> None:
     handler.send(Reply(403, {"Content-Length": str(len(DENIAL))}, DENIAL))
 
 
+class Stores(NamedTuple):
+    """All on the node, where pods reach them by its address."""
+
+    store: S3Server
+    images: Registry
+    denying: Between
+    boundless: Between
+    """The same store, but its objects are larger than any disk."""
+
+
 @pytest.fixture
-def stores(quick_operator: AnyRegion, tmp_path: Path) -> Iterator[tuple[S3Server, Registry, Between]]:
-    """All on the node, where pods reach them by its address: two hold the model, one denies it."""
+def stores(quick_operator: AnyRegion, tmp_path: Path) -> Iterator[Stores]:
+    """Two hold the model, two stand before the first and spoil it."""
     region = quick_operator
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
@@ -69,16 +81,17 @@ def stores(quick_operator: AnyRegion, tmp_path: Path) -> Iterator[tuple[S3Server
                 registry(tmp_path, tmp_path / "registry", address=region.address, listen="0.0.0.0")
             )
             denying = servers.enter_context(between(store, every=deny, listen="0.0.0.0"))
+            boundless = servers.enter_context(between(store, every=as_large_as_promised(LARGEST), listen="0.0.0.0"))
             store.make_bucket(BUCKET)
             for name, data in FILES.items():
                 store.put(BUCKET, f"greeting/{name}", data)
-        yield store, images, denying
+        yield Stores(store, images, denying, boundless)
 
 
 def test_models_come_from_an_s3_store_and_a_registry_and_a_fault_is_told_while_they_serve(
-    quick_operator: AnyRegion, stores: tuple[S3Server, Registry, Between]
+    quick_operator: AnyRegion, stores: Stores
 ) -> None:
-    region, (store, images, denying) = quick_operator, stores
+    region, (store, images, denying, boundless) = quick_operator, stores
     namespace = f"t-sources-{uuid.uuid4().hex[:6]}"
     restricted_namespace(region, namespace)
     try:
@@ -131,17 +144,66 @@ def test_models_come_from_an_s3_store_and_a_registry_and_a_fault_is_told_while_t
                 {"models[0].source.endpoint": f"http://{region.address}:{denying.server_port}"},
                 "allow the keys in the Secret of spec.models[0].source.secretRef",
             ),
+            "2 PB more are needed and": (
+                {
+                    "models[0].source.uri": f"s3://{BUCKET}/greeting",
+                    "models[0].source.endpoint": f"http://{region.address}:{boundless.server_port}",
+                },
+                "free space on the node, on whose disk it lies, or use a pvc or image source",
+            ),
         }
         for cause, (fields, fix) in faults.items():
             service.apply(fields)
             words = ['model "greeting"', cause, fix]
-            blocked = service.wait(
-                "the fault to be told",
-                lambda status, words=words: all(  # type: ignore[misc]
-                    word in str(condition(status, "RolloutBlocked").get("message")) for word in words
-                ),
-            )
+            blocked = service.wait("the fault to be told", partial(says, words=words))
+            print(condition(blocked, "RolloutBlocked")["message"])
             assert condition(blocked, "Ready")["status"] == "True"
+        assert condition(blocked, "RolloutBlocked")["reason"] == "DiskFull"
+    finally:
+        region.kubectl("delete", "namespace", namespace, "--wait=false", "--ignore-not-found")
+
+
+def says(status: dict[str, Any], words: list[str]) -> bool:
+    return all(word in str(condition(status, "RolloutBlocked").get("message")) for word in words)
+
+
+@pytest.mark.long  # its attempts take seven minutes
+@pytest.mark.timeout(1200)
+def test_row_76_a_source_that_sends_nothing_is_an_event_and_then_a_condition_while_the_old_pods_serve(
+    quick_operator: AnyRegion, stores: Stores
+) -> None:
+    region, namespace = quick_operator, f"t-silent-{uuid.uuid4().hex[:6]}"
+    restricted_namespace(region, namespace)
+    try:
+        with region.network(), between(stores.store, every=silent_for_ever, listen="0.0.0.0") as silent:
+            uri = f"s3://{BUCKET}/greeting"
+            source = {"uri": uri, "endpoint": f"http://{region.address}:{stores.store.port}", "digest": DIGEST}
+            service = Service(
+                region,
+                namespace,
+                "silent",
+                {
+                    "models": [model(source)],
+                    "accelerator": {"count": 0},
+                    "resources": {"cpu": "50m", "memory": "256Mi"},
+                    "scaling.maxReplicas": 1,
+                },
+            )
+            service.apply().wait_ready()
+            service.apply({"models[0].source.endpoint": f"http://{region.address}:{silent.server_port}"})
+            cause = "no byte came for 60 s"
+
+            def told() -> list[str]:
+                return [event for event in service.events("FetchingModels") if cause in event]
+
+            print(wait_until(told, 150, "the Event about the stall", 1))
+            words = ['model "greeting"', uri, "failed 6 times in a row", cause, "NetworkPolicy, DNS, proxy"]
+            status = service.wait("the stall to be told", partial(says, words=words), 500)
+            blocked = condition(status, "RolloutBlocked")
+            print(blocked["message"])
+            assert blocked["reason"] == "FetchFailed"
+            assert condition(status, "Ready")["status"] == "True"
+            assert status["replicas"]["ready"] == 1
     finally:
         region.kubectl("delete", "namespace", namespace, "--wait=false", "--ignore-not-found")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import http.server
 import os
+import re
 import select
 import socket
 import ssl
@@ -242,6 +243,21 @@ def hangs(handler: BetweenHandler, reply: Reply) -> None:
 
 def silent(handler: BetweenHandler, _reply: Reply) -> None:
     cast("Between", handler.server).closing.wait(20)
+
+
+def silent_for_ever(handler: BetweenHandler, _reply: Reply) -> None:
+    """Longer than a pod's stall time-out of a minute; `silent` suits tests with a shorter one."""
+    cast("Between", handler.server).closing.wait(600)
+
+
+def as_large_as_promised(promised_bytes: int) -> Fault:
+    """A store whose listing says that each object has so many bytes."""
+
+    def listed(handler: BetweenHandler, reply: Reply) -> None:
+        body = re.sub(rb"<Size>\d+</Size>", b"<Size>%d</Size>" % promised_bytes, reply.body)
+        handler.send(reply, body, Content_Length=len(body))
+
+    return listed
 
 
 def shorter_than_promised(handler: BetweenHandler, reply: Reply) -> None:

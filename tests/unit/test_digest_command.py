@@ -94,6 +94,8 @@ def test_faults_are_named_with_a_fix_and_an_exit_code(tmp_path: Path) -> None:
     (folder / "link").unlink()
     fill(folder, **{"conch-engine.json": "[]"})
     assert "is no engine manifest" in conch_digest(folder, code=1).stderr
+    (tmp_path / "empty" / "1").mkdir(parents=True)
+    assert "empty holds no file; name the model's own folder" in conch_digest(tmp_path / "empty", code=1).stderr
 
 
 def test_a_long_run_shows_how_far_it_is_and_a_short_one_says_nothing(tmp_path: Path) -> None:
@@ -107,4 +109,4 @@ def test_a_long_run_shows_how_far_it_is_and_a_short_one_says_nothing(tmp_path: P
             while not said.read_text():
                 pipe.write(bytes(1 << 16))
         assert running.wait(timeout=30) == 0
-    assert re.match(r"conch digest: [0-9.]+ .iB of .*/s\n", said.read_text())
+    assert re.match(r"conch digest: [0-9.]+ [kMG]B of .*/s\n", said.read_text())

@@ -262,6 +262,16 @@ def test_r11_the_same_failure_in_two_pods_has_the_same_words() -> None:
         assert first == second
 
 
+def test_a_python_trace_is_no_part_of_what_is_told() -> None:
+    text = (
+        "\"failed to load 'm' version 1: Internal: TritonModelException: unexpected inference output 'labels', "
+        'allowed outputs are: label\\n\\nAt:\\n  /models/m/1/model.py(135): initialize\\n"'
+    )
+    (failure,) = explain(text, ["m"])
+    assert failure.fix == "use its own names in spec.models[0].outputs: label"
+    assert "At:" not in sentence([failure])
+
+
 def test_words_that_nobody_knows_explain_nothing() -> None:
     assert explain("", ["m"]) == ()
     assert explain("Segmentation fault (core dumped)", ["m"]) == ()

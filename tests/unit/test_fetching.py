@@ -24,6 +24,7 @@ from conch.reconcile.fetching import (
     arrived,
     cache_trouble,
     progress_of,
+    trouble_of,
 )
 from makers import make_service, stored
 
@@ -62,7 +63,8 @@ class FakeLogs:
         return self.text
 
     def record(self, obj: Object, reason: str, message: str, type_: str = "Normal") -> None:
-        assert (obj, type_) == (SERVICE, "Warning" if reason == "ModelCacheUnused" else "Normal")
+        troubled = reason == "ModelCacheUnused" or "again, since" in message
+        assert (obj, type_) == (SERVICE, "Warning" if troubled else "Normal")
         self.events.append((reason, message))
 
 
@@ -232,9 +234,39 @@ def test_the_last_line_about_bytes_is_told(lines: list[str], told: str) -> None:
     assert progress_of(lines) == told
 
 
+STALL = line("retrying", cause="no byte came for 60 s")
+TOLD_STALL = "it tries s3://m/x again, since no byte came for 60 s"
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ([line(), STALL], TOLD_STALL),
+        ([STALL], TOLD_STALL),
+        ([line("reconnecting", cause="it\nbroke\x1b[31m off")], "it tries s3://m/x again, since it broke [31m off"),
+        ([STALL, line()], ""),  # bytes move again
+        ([line("retrying")], ""),
+        ([line()], ""),
+    ],
+)
+def test_why_the_last_attempt_broke_off_is_told_until_bytes_move_again(lines: list[str], told: str) -> None:
+    assert trouble_of(lines) == told
+
+
+async def test_a_source_that_sends_nothing_is_a_warning_long_before_the_fetch_gives_up() -> None:
+    world = World()
+    world.out.text = f"{line(total_bytes=10e9)}\n{STALL}"
+    await world.look(70)
+    assert world.out.events == [("FetchingModels", f"Pod p fetches 3.2 of 10 GB of s3://m/x (80 MB/s); {TOLD_STALL}.")]
+    world.out.text = STALL
+    await world.look(200)
+    assert world.out.events[1:] == [("FetchingModels", f"Pod p fetches its models; {TOLD_STALL}.")]
+
+
 @given(st.lists(st.text(max_size=100) | st.builds(lambda done: line(bytes_done=done), st.floats() | st.integers())))
 def test_whatever_a_log_holds_is_one_line_or_nothing(lines: list[str]) -> None:
     assert "\n" not in progress_of(lines)
+    assert "\n" not in trouble_of(lines)
 
 
 @pytest.mark.parametrize("message", ["", "{", "[]", '{"fetched": 1}', '{"fetched": [{"model": "m"}]}', "null"])

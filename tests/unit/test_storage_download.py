@@ -29,6 +29,7 @@ from conch.storage.errors import (
     SourceStalledError,
     WrongLayoutError,
 )
+from conch.storage.space import readable_size
 from fetching import (
     SOURCE_ROOT,
     Answer,
@@ -282,10 +283,18 @@ def test_a_busy_server_is_left_alone_as_long_as_it_asks_within_reason(authority:
     assert clock.waits_s == [7 + 0.75, 120 + 1.5]
 
 
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 bytes"), (700, "700 bytes"), (999.6, "1 kB"), (999_600, "1 MB"), (1536, "1.54 kB"), (5e21, "5e+03 EB")],
+)
+def test_sizes_are_written_for_people(count: float, text: str) -> None:
+    assert readable_size(count) == text
+
+
 def test_a_file_larger_than_the_volume_is_refused_before_its_first_byte(authority: Path, tmp_path: Path) -> None:
     with (
         serving(authority, lambda handler: handler.start(200, Content_Length=1 << 60)) as server,
-        pytest.raises(DiskFullError, match=r"1152921504606846976 more bytes are needed and \d+ are free"),
+        pytest.raises(DiskFullError, match=r"1\.15 EB more are needed and [\d.]+ [A-Za-z]+ are free"),
     ):
         download(server.url(), tmp_path, authority)
 

@@ -20,7 +20,6 @@ REFUSED: Final = 1
 UNREADABLE: Final = 2
 
 PROGRESS_EVERY_S: Final = 2.0
-_UNITS: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 class Form(StrEnum):
@@ -106,6 +105,8 @@ def measure(path: Path, volume: Path | None) -> Result:
     if not real.is_relative_to(root):
         _fail(f"--volume {volume} doesn't contain {path}; name the folder that is the volume's root", UNREADABLE)
     files = list(walk(real, root, str(path)))
+    if not files:
+        _fail(f"the folder {path} holds no file; name the model's own folder", REFUSED)
     size_bytes = sum(file.real.stat().st_size for file in files)
     hashed = tree_digest(files, _progress(size_bytes))
     return Result(hashed, True, len(files), size_bytes, _engine(real, None))
@@ -140,6 +141,8 @@ def _progress(total_bytes: int) -> Callable[[int], None]:
     """A line on standard error every PROGRESS_EVERY_S seconds; none for what is done sooner."""
     import time
 
+    from conch.storage.space import readable_size
+
     started_s = shown_s = time.monotonic()
     done_bytes = 0
 
@@ -150,13 +153,11 @@ def _progress(total_bytes: int) -> Callable[[int], None]:
         if now_s - shown_s >= PROGRESS_EVERY_S:
             shown_s = now_s
             rate = done_bytes / (now_s - started_s)
-            sys.stderr.write(f"conch digest: {_size(done_bytes)} of {_size(total_bytes)}, {_size(rate)}/s\n")
+            sys.stderr.write(
+                f"conch digest: {readable_size(done_bytes)} of {readable_size(total_bytes)}, {readable_size(rate)}/s\n"
+            )
 
     return hashed
-
-
-def _size(count: float) -> str:
-    return next((f"{count / size:.1f} {unit}" for unit, size in _UNITS if count >= size), f"{count:.0f} bytes")
 
 
 def _fail(sentence: str, exit_code: int) -> NoReturn:

@@ -16,9 +16,10 @@ import structlog
 
 from conch import names
 from conch.kube.errors import ApiError
+from conch.storage.space import readable_size, size_unit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 Object = dict[str, Any]
 _log = structlog.get_logger(__name__)
@@ -37,7 +38,8 @@ NEWS_S: Final = 600.0
 """An operator that has just started tells nothing again of pods that have had their models for longer."""
 MAX_SAID: Final = 600
 
-_UNITS: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_PROGRESS: Final = frozenset({"downloading", "verifying"})
+_TROUBLE: Final = frozenset({"retrying", "reconnecting", "restarting"})
 
 _ORIGINS: Final = {
     "Download": "downloaded",
@@ -107,10 +109,12 @@ class FetchTeller:
         times = 0 if told is None else told.times
         wait_s = min(FIRST_AGAIN_S * 2.0 ** min(times, 16), LAST_AGAIN_S)
         self._remember(pod["metadata"]["uid"], _Told(times + 1, now + wait_s))
-        progress = await self._progress(pod)
-        if progress or told is None:
-            what = progress or "its models, and does not say how far it is"
-            self._recorder.record(service, "FetchingModels", f"Pod {pod['metadata']['name']} fetches {what}.")
+        lines = await self._log_lines(pod)
+        progress, trouble = progress_of(lines), trouble_of(lines)
+        if progress or trouble or told is None:
+            what = progress or ("its models" if trouble else "its models, and does not say how far it is")
+            message = f"Pod {pod['metadata']['name']} fetches {what}{f'; {trouble}' if trouble else ''}."
+            self._recorder.record(service, "FetchingModels", message, "Warning" if trouble else "Normal")
         return wait_s
 
     def _tell_end(self, service: Object, pod: Object, ended: Mapping[str, Any]) -> None:
@@ -133,7 +137,7 @@ class FetchTeller:
             node = (pod.get("spec") or {}).get("nodeName") or "unknown"
             self._recorder.record(service, "ModelCacheUnused", f"On node {node}, {trouble}.", "Warning")
 
-    async def _progress(self, pod: Object) -> str:
+    async def _log_lines(self, pod: Object) -> list[str]:
         metadata = pod["metadata"]
         self._running += 1
         try:
@@ -150,10 +154,10 @@ class FetchTeller:
             # Mostly the container ended meanwhile, or its node is silent; the role may lack the verb.
             where = f"{metadata['namespace']}/{metadata['name']}"
             _log.info("fetching.log_unreadable", pod=where, error=str(error) or "no answer in time")
-            return ""
+            return []
         finally:
             self._running -= 1
-        return progress_of(text.splitlines())
+        return text.splitlines()
 
     def _remember(self, uid: str, told: _Told) -> None:
         if len(self._told) >= REMEMBERED:
@@ -167,7 +171,8 @@ def arrived(message: str) -> str:
     try:
         models = json.loads(message)["fetched"]
         told = [
-            f"{one['model']} ({_amount(one['bytes'])} {_ORIGINS.get(one['origin'], 'fetched')} in {one['seconds']:g} s)"
+            f"{one['model']} ({readable_size(one['bytes'])} {_ORIGINS.get(one['origin'], 'fetched')} in "
+            f"{one['seconds']:g} s)"
             for one in models
             if one["origin"] != "None"  # an ensemble has no files
         ]
@@ -191,32 +196,52 @@ def cache_trouble(message: str) -> str:
 def progress_of(lines: Iterable[str]) -> str:
     """What `conch fetch` last logged of bytes that move: `3.2 of 10 GB of s3://m/x (80 MB/s)`; empty: nothing yet."""
     last = ""
+    for said in _events(lines):
+        if said["event"] not in _PROGRESS:
+            continue
+        done, total, rate = (_number(said.get(key)) for key in ("bytes_done", "total_bytes", "bytes_per_s"))
+        if done is not None:
+            source = _one_line(said.get("source") or "its models")
+            verb = "" if said["event"] == "downloading" else ", which is being verified"
+            speed = f" ({readable_size(rate)}/s)" if rate else ""
+            last = f"{_share(done, total)} of {source}{verb}{speed}"
+    return last
+
+
+def trouble_of(lines: Iterable[str]) -> str:
+    """Why `conch fetch` last broke off, if no byte has come since: `it tries X again, since Y`; empty: all is well."""
+    trouble = ""
+    for said in _events(lines):
+        if said["event"] in _TROUBLE and said.get("cause"):
+            trouble = (
+                f"it tries {_one_line(said.get('source') or 'the source')} again, since {_one_line(said['cause'])}"
+            )
+        elif said["event"] in _PROGRESS:
+            trouble = ""
+    return trouble
+
+
+def _events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
             said = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if not isinstance(said, dict) or str(said.get("event")) not in {"downloading", "verifying"}:
-            continue
-        done, total, rate = (_number(said.get(key)) for key in ("bytes_done", "total_bytes", "bytes_per_s"))
-        if done is not None:
-            source = " ".join(str(said.get("source") or "its models").split())[:MAX_SAID]
-            verb = "" if said["event"] == "downloading" else ", which is being verified"
-            speed = f" ({_amount(rate)}/s)" if rate else ""
-            last = f"{_share(done, total)} of {source}{verb}{speed}"
-    return last
+        if isinstance(said, dict) and isinstance(said.get("event"), str):
+            yield said
+
+
+def _one_line(said: object) -> str:
+    # A source and a server choose some of the words.
+    text = "".join(character if character.isprintable() else " " for character in str(said))
+    return " ".join(text.split())[:MAX_SAID]
 
 
 def _share(done: float, total: float | None) -> str:
     if total is None or total < done:
-        return _amount(done)
-    size, unit = next(((size, unit) for size, unit in _UNITS if total >= size), (1.0, "bytes"))
+        return readable_size(done)
+    size, unit = size_unit(total)
     return f"{done / size:.3g} of {total / size:.3g} {unit}"
-
-
-def _amount(count: float) -> str:
-    size, unit = next(((size, unit) for size, unit in _UNITS if count >= size), (1.0, "bytes"))
-    return f"{count / size:.3g} {unit}"
 
 
 def _number(value: object) -> float | None:

@@ -456,7 +456,7 @@ def _explained(why: str, context: str, model: str, order: Mapping[str, int], *, 
 
 
 def _failure(rule: _Rule, match: re.Match[str], said: str, model: str | None, field: str) -> Failure:
-    words = {key: _clean(value or "") for key, value in match.groupdict().items()}
+    words = {key: _clean(_untraced(value or "")) for key, value in match.groupdict().items()}
     words["field"] = field
     return Failure(
         rule.reason,
@@ -488,9 +488,12 @@ def _plain(line: str) -> str:
 
 
 def _said(text: str) -> str:
+    return _shortened(_clean(_untraced(text)), MAX_SAID)
+
+
+def _untraced(text: str) -> str:
     """The first part, where the cause stands: Python's trace follows it."""
-    head, _, _ = text.partition("\n\nAt:")
-    return _shortened(_clean(head), MAX_SAID)
+    return text.partition("\n\nAt:")[0]
 
 
 def _shortened(line: str, most: int) -> str:

@@ -63,6 +63,38 @@ def described(tensors: list[Any], *, batched: bool) -> list[dict[str, Any]]:
     ]
 
 
+def refusal(config: dict[str, Any], network: Any) -> str:
+    """What the C++ backend would refuse in the configuration's tensors, in its words; empty: nothing."""
+    batched = int(config.get("max_batch_size", 0)) > 0
+    for kind, found in (("input", network.get_inputs()), ("output", network.get_outputs())):
+        known = {tensor["name"]: tensor for tensor in described(found, batched=False)}
+        for entry in config[kind]:
+            name = entry["name"]
+            if name not in known:
+                return f"unexpected inference {kind} '{name}', allowed {kind}s are: {', '.join(sorted(known))}"
+            wanted = known[name]["data_type"]
+            if entry["data_type"] != wanted:
+                return f"unexpected datatype {entry['data_type']} for inference {kind} '{name}', expecting {wanted}"
+            dims = [int(size) for size in (entry.get("reshape") or {}).get("shape", entry["dims"])]
+            model, full = known[name]["dims"], [-1, *dims] if batched else dims
+            if len(model) != len(full) or any(a not in (-1, b) for a, b in zip(model, full, strict=True)):
+                given = f"shape {shape(full)}"
+                if batched:
+                    given = (
+                        "an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, "
+                        f"making complete {given}"
+                    )
+                return (
+                    f"model '{config['name']}', tensor '{name}': the model expects {len(model)} dimensions (shape "
+                    f"{shape(model)}) but the model configuration specifies {len(full)} dimensions ({given})"
+                )
+    return ""
+
+
+def shape(dims: list[int]) -> str:
+    return f"[{','.join(map(str, dims))}]"
+
+
 class TritonPythonModel:
     @staticmethod
     def auto_complete_config(auto_complete_model_config: Any) -> Any:
@@ -98,6 +130,9 @@ class TritonPythonModel:
         if not path.is_file():
             raise pb_utils.TritonModelException(f"{path} is missing; put the ONNX file there")
         self.network = open_model(path)
+        wrong = refusal(config, self.network)
+        if wrong:
+            raise pb_utils.TritonModelException(wrong)
         self.batched = int(config.get("max_batch_size", 0)) > 0
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
         self.compute_s = float(parameters.get("sandbox_compute_ms", 0)) / 1000
