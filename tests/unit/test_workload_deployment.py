@@ -20,6 +20,7 @@ from conch.storage.plan import Plan
 from conch.triton import server
 from conch.workload import deployment as module
 from conch.workload.deployment import (
+    RENDERING,
     SURGE_ON_CREATE,
     Images,
     Strategy,
@@ -114,6 +115,18 @@ def test_no_token_reaches_a_pod() -> None:
     assert pod["serviceAccountName"] == "vision-identity"
     assert children["ServiceAccount vision-identity"]["automountServiceAccountToken"] is False
     assert pod["enableServiceLinks"] is False
+
+
+def test_the_cloud_identity_for_fetching_is_not_given_to_the_code_of_the_models() -> None:
+    def annotations(**source: Any) -> dict[str, str]:
+        fields = {"models[0].source": {"uri": "s3://models/m", **source}, "runtime.serviceAccountName": "reader"}
+        template = make_wanted(service_of(fields))[DEPLOYMENT]["spec"]["template"]
+        found: dict[str, str] = template["metadata"]["annotations"]
+        return found
+
+    assert annotations(identity="ServiceAccount")["eks.amazonaws.com/skip-containers"] == "triton"
+    # Without such a source the account was named for Triton's own sake.
+    assert "eks.amazonaws.com/skip-containers" not in annotations()
 
 
 HOSTILE = "';$(reboot)`{{x}}`"
@@ -424,20 +437,20 @@ def test_r7_a_new_operator_version_with_other_images_leaves_the_template_alone()
 def test_r7_another_rendering_keeps_the_live_template(monkeypatch: pytest.MonkeyPatch) -> None:
     live = make_deployment()
     live["spec"]["template"]["spec"]["containers"][0]["env"] = [{"name": "OLD", "value": "1"}]
-    monkeypatch.setattr(module, "RENDERING", "2")
+    monkeypatch.setattr(module, "RENDERING", "next")
     after = wanted_of(live=live, images=NEWER)
     assert after["spec"]["template"] == live["spec"]["template"]
-    assert after["metadata"]["annotations"][names.RENDERING_ANNOTATION] == "1"
+    assert after["metadata"]["annotations"][names.RENDERING_ANNOTATION] == RENDERING
     again = wanted_of(live=make_live(after), images=NEWER)
     assert again["spec"]["template"] == live["spec"]["template"]
 
 
 def test_r7_a_changed_spec_takes_the_new_images_and_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
     live = make_deployment()
-    monkeypatch.setattr(module, "RENDERING", "2")
+    monkeypatch.setattr(module, "RENDERING", "next")
     after = wanted_of(service_of({"resources.memory": "8Gi"}), live=live, images=NEWER)
     assert images_of(after) == (NEWER.fetch, NEWER.triton)
-    assert after["metadata"]["annotations"][names.RENDERING_ANNOTATION] == "2"
+    assert after["metadata"]["annotations"][names.RENDERING_ANNOTATION] == "next"
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
     from conch.api.inferenceservice import InferenceServiceSpec
 
-RENDERING: Final = "1"
+RENDERING: Final = "2"
 """Raised whenever this module renders the same spec differently; live templates keep theirs (R7)."""
 
 USER_ID: Final = 1000
+EKS_SKIPS: Final = "eks.amazonaws.com/skip-containers"
+"""Containers that get no token of the ServiceAccount's AWS role (README of aws/amazon-eks-pod-identity-webhook)."""
 PROVISIONING_ALLOWANCE_S: Final = 600
 _SPREAD_KEYS: Final = {"Zone": "topology.kubernetes.io/zone", "Node": "kubernetes.io/hostname"}
 
@@ -247,11 +249,12 @@ def pod_template(
         "volumes": _volumes(spec, sources),
         **_placement(service, spec),
     }
+    annotations = {names.PLAN_ANNOTATION: model_plan(spec, tensor_rt, allow_code=allow_code).to_json()}
+    if any(model.source is not None and model.source.identity == "ServiceAccount" for model in spec.models):
+        # The identity is there for fetching: EKS would hand its token to the code of the models as well.
+        annotations[EKS_SKIPS] = names.SERVER_CONTAINER
     return {
-        "metadata": {
-            "labels": names.pod_labels(service),
-            "annotations": {names.PLAN_ANNOTATION: model_plan(spec, tensor_rt, allow_code=allow_code).to_json()},
-        },
+        "metadata": {"labels": names.pod_labels(service), "annotations": annotations},
         "spec": pod,
     }
 
