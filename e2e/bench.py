@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 import yaml
+from google.protobuf import json_format
 
 from conch import names
 from conch.config import Settings
 from conch.kube.client import DEPLOYMENTS, INFERENCE_SERVICES, NODES, PODS, Kube, Resource
 from conch.kube.connection import Connection
+from conch.triton.readback import planned_configs
 from load import percentile
 from operators import ROOT, LocalOperator, free_port, grant_own_role, wait_until
 from sandbox import Sandbox, components
@@ -205,6 +207,7 @@ class FakeKubelet:
                 {"type": kind, "status": "True", "lastTransitionTime": _now()}
                 for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
             ]
+            # FakeTriton answers there.
             running = {"phase": "Running", "podIP": "127.0.0.1", "containerStatuses": [container]}
             status = {"status": {**running, "conditions": conditions}}
             await self._admin.patch_status(PODS, namespace, name, status)
@@ -215,12 +218,13 @@ def _now() -> str:
 
 
 class FakeTriton:
-    """One endpoint that shows Triton's gauges of every pod, for a real Prometheus to scrape."""
+    """Shows Triton's gauges of every pod, for a real Prometheus to scrape, and has loaded what each pod's plan says."""
 
     def __init__(self, admin: Administrator, port: int) -> None:
         self._admin = admin
         self._port = port
         self._text = ""
+        self._configs: dict[str, Any] = {}
 
     async def refresh(self) -> None:
         """Show the pods that there are now."""
@@ -245,12 +249,28 @@ class FakeTriton:
         async def metrics(_: web.Request) -> web.Response:
             return web.Response(text=self._text, content_type="text/plain")
 
+        async def model(request: web.Request) -> web.Response:
+            name = request.match_info["name"]
+            if name not in self._configs:
+                await self._learn()
+            config = json_format.MessageToDict(self._configs[name], preserving_proto_field_name=True)
+            loaded = {"name": name, "versions": ["1"]}
+            return web.json_response(config if request.path.endswith("/config") else loaded)
+
         app = web.Application()
         app.router.add_get("/metrics", metrics)
+        app.router.add_get("/v2/models/{name}", model)
+        app.router.add_get("/v2/models/{name}/config", model)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
+        for port in (self._port, names.HTTP_PORT):
+            await web.TCPSite(self._runner, "127.0.0.1", port).start()
         return self
+
+    async def _learn(self) -> None:
+        """All services of a run have the same models."""
+        pods, _ = await self._admin.kube.list(PODS, label_selector=names.MANAGED_SELECTOR)
+        self._configs.update(planned_configs(pods[0]["metadata"]["annotations"][names.PLAN_ANNOTATION]))
 
     async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
