@@ -37,6 +37,8 @@ def node(
 
 A100 = node("NVIDIA-A100", 40536, "8.0", count=8)
 NODES = [node(), node(), node(), A100]
+SLICED = node("NVIDIA-H100-MIG-1g.10gb", 9728, "9.0", count=7, labels={"nvidia.com/gpu.slices.gi": "1"})
+SHARED = node("NVIDIA-L4-SHARED", count=4, labels={"nvidia.com/gpu.sharing-strategy": "time-slicing"})
 BARE = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "8"}}}
 
 
@@ -88,6 +90,15 @@ ENGINE = "models[0].source.engine"
             {"accelerator.count": 16},
             NODES,
             "No node has 16 nvidia.com/gpu; the cluster has 1 nvidia.com/gpu, 8 nvidia.com/gpu",
+        ),
+        (
+            {"accelerator.count": 2},
+            [SLICED, SHARED],
+            (
+                "No node has whole GPUs rather than MIG slices or shares, of which several give no more than one; the "
+                "cluster has NVIDIA-H100-MIG-1g.10gb, NVIDIA-L4-SHARED: add such a node, or change "
+                "spec.accelerator.count."
+            ),
         ),
         (
             {"accelerator.resource": "amd.com/gpu"},
@@ -146,6 +157,10 @@ def test_row_80_and_82_what_no_node_has_is_named_with_what_the_cluster_has(
         ({"accelerator.memory": "24G"}, NODES),
         ({"accelerator.computeCapability": "8.9"}, NODES),
         ({"accelerator.count": 8}, NODES),
+        ({"accelerator.count": 2}, [SLICED, A100]),
+        ({"accelerator.count": 1}, [SLICED]),
+        ({"accelerator.count": 1}, [SHARED]),
+        ({"accelerator.count": 2}, [node(count=2, labels={"nvidia.com/gpu.sharing-strategy": "none"})]),
         ({f"{ENGINE}.computeCapability": "8.0"}, NODES),
         ({f"{ENGINE}.computeCapability": "8.6"}, [node(capability=None), A100]),
         ({f"{ENGINE}": {"computeCapability": "8.6", "hardwareCompatibility": "AmperePlus"}}, NODES),

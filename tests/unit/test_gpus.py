@@ -133,6 +133,8 @@ def scheduler_takes(terms: list[dict[str, Any]], labels: dict[str, str]) -> bool
             return value is None
         if expression["operator"] == "In":
             return value in values
+        if expression["operator"] == "NotIn":
+            return value not in values
         assert expression["operator"] == "Gt"
         return value is not None and value.isdecimal() and int(value) > int(values[0])
 
@@ -149,6 +151,7 @@ CAPABILITY = st.sampled_from(["7.5", "8.0", "8.6", "8.9", "9.0", "12.0"])
             "products": st.lists(st.sampled_from(["A", "B"]), max_size=2),
             "memory": st.sampled_from(["1Mi", "22.5Gi", "24G", "24Gi", "80Gi"]),
             "computeCapability": CAPABILITY,
+            "count": st.sampled_from([1, 2, 4]),
         },
     ),
     engine=st.fixed_dictionaries(
@@ -163,6 +166,8 @@ CAPABILITY = st.sampled_from(["7.5", "8.0", "8.6", "8.9", "9.0", "12.0"])
         {"kubernetes.io/arch": st.sampled_from(["amd64", "arm64"])},
         optional={
             "nvidia.com/gpu.product": st.sampled_from(["A", "B", "C"]),
+            "nvidia.com/gpu.slices.gi": st.just("1"),
+            "nvidia.com/gpu.sharing-strategy": st.sampled_from(["none", "mps", "time-slicing"]),
             MEMORY: st.sampled_from(["1", "23034", "24576", "81559", "much"]),
         },
     ),

@@ -176,6 +176,13 @@ def _criteria(spec: InferenceServiceSpec, must: gpus.Wanted) -> Iterable[_Criter
             must.right_product,
             lambda node: _label(node, gpus.PRODUCT_LABEL),
         )
+    if gpus.wants_several_gpus(accelerator):
+        yield _Criterion(
+            "whole GPUs rather than MIG slices or shares, of which several give no more than one",
+            "spec.accelerator.count",
+            must.whole,
+            lambda node: _label(node, gpus.PRODUCT_LABEL) or ("whole GPUs" if must.whole(node) else "divided ones"),
+        )
     if must.least_mib is not None:
         label = gpus.memory_label(accelerator)
         yield _Criterion(

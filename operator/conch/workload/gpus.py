@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING
 from typing import TYPE_CHECKING, Any, Final
 
+from conch.api.accelerator import DEFAULT_RESOURCE
 from conch.api.demands import engines
 from conch.api.fields import parse_quantity
 from conch.api.placement import Toleration
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
 PRODUCT_LABEL: Final = "nvidia.com/gpu.product"
 MAJOR_LABEL: Final = "nvidia.com/gpu.compute.major"
 MINOR_LABEL: Final = "nvidia.com/gpu.compute.minor"
+SLICES_LABEL: Final = "nvidia.com/gpu.slices.gi"
+"""On nodes only whose `nvidia.com/gpu` are MIG slices (MIG's strategy "single"); a process can use one of them."""
 SHARING_LABEL: Final = "nvidia.com/gpu.sharing-strategy"
+SHARING_STRATEGIES: Final = ("time-slicing", "mps")
 ARCHITECTURE_LABEL: Final = "kubernetes.io/arch"
 USUAL_TAINT: Final = "nvidia.com/gpu"
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
@@ -65,8 +69,13 @@ def architecture(spec: InferenceServiceSpec) -> str | None:
     return next((engine.architecture for _, engine in engines(spec) if engine.architecture is not None), None)
 
 
+def wants_several_gpus(accelerator: Accelerator) -> bool:
+    """Whether a pod asks for several of what are GPUs on some nodes, MIG slices or shares of one GPU on others."""
+    return accelerator.resource == DEFAULT_RESOURCE and accelerator.count > 1
+
+
 def node_terms(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
-    """The nodeSelectorTerms that products, memory, compute capability and engines ask for; empty: any node.
+    """The nodeSelectorTerms that products, number, memory, compute capability and engines ask for; empty: any node.
 
     Terms are alternatives and expressions in one must all hold, so a least capability of 8.6 takes two terms. With a
     claim there are none: its driver knows the devices, and the labels may describe others.
@@ -80,6 +89,9 @@ def node_terms(spec: InferenceServiceSpec) -> list[dict[str, Any]]:
     memory = least_memory_mib(accelerator)
     if memory is not None:
         common.append(_more_than(memory_label(accelerator), memory - 1))
+    if wants_several_gpus(accelerator):
+        common.append({"key": SLICES_LABEL, "operator": "DoesNotExist"})
+        common.append({"key": SHARING_LABEL, "operator": "NotIn", "values": list(SHARING_STRATEGIES)})
     arch = architecture(spec)
     if arch is not None:
         common.append(_one_of(ARCHITECTURE_LABEL, [arch]))
@@ -192,6 +204,12 @@ class Wanted:
         """Whether the node has one of the products."""
         return not self.accelerator.products or _labels(node).get(PRODUCT_LABEL) in self.accelerator.products
 
+    def whole(self, node: Mapping[str, Any]) -> bool:
+        """Whether the node's GPUs are whole ones, where several together are wanted."""
+        labels = _labels(node)
+        divided = SLICES_LABEL in labels or labels.get(SHARING_LABEL) in SHARING_STRATEGIES
+        return not (divided and wants_several_gpus(self.accelerator))
+
     def enough_memory(self, node: Mapping[str, Any]) -> bool:
         """Whether the node's label says that an accelerator has the least memory."""
         return self.least_mib is None or (memory_mib(node, self.accelerator) or 0) >= self.least_mib
@@ -228,6 +246,7 @@ class Wanted:
         """All that a node has for good: everything but its taints and its state."""
         return (
             self.right_product(node)
+            and self.whole(node)
             and self.enough_memory(node)
             and self.right_capability(node)
             and self.right_architecture(node)
