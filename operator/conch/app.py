@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import os
+import random
 import signal
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -148,22 +150,27 @@ class Operator:
         heart = asyncio.create_task(self._heartbeat())
         async with self.kube, self._http, self._probe:
             await self._prime()
-            self._warm = True
-            recording = asyncio.create_task(self._recorder.run(self._stop))
-            watching = asyncio.create_task(self._watch.run(self._stop))
-            self._elector.start()
-            working = asyncio.create_task(self._lead())
-            await self._stop.wait()
-            # Workers end before the Lease is given back: whoever takes it over starts to write at once.
-            working.cancel()
-            await asyncio.wait({working, watching, recording}, timeout=STOP_LIMIT_S)
-            await asyncio.to_thread(self._elector.stop)
+            if not self._stop.is_set():
+                await self._run_primed()
         heart.cancel()
         self._signals.close()
         if self._failure:
             log.error("operator.failed", why=self._failure)
             return FATAL_EXIT_CODE
         return 0
+
+    async def _run_primed(self) -> None:
+        """Watch, stand for election and, once elected, work."""
+        self._warm = True
+        recording = asyncio.create_task(self._recorder.run(self._stop))
+        watching = asyncio.create_task(self._watch.run(self._stop))
+        self._elector.start()
+        working = asyncio.create_task(self._lead())
+        await self._stop.wait()
+        # Workers end before the Lease is given back: whoever takes it over starts to write at once.
+        working.cancel()
+        await asyncio.wait({working, watching, recording}, timeout=STOP_LIMIT_S)
+        await asyncio.to_thread(self._elector.stop)
 
     async def _prime(self) -> None:
         """Fill the cache; an API server that is down at our start is waited for, by crash-looping no one is helped."""
@@ -175,7 +182,9 @@ class Operator:
                 self._served = await self._still_served(OPTIONAL_KINDS)
             except ApiError as error:
                 log.warning("operator.waits_for_api_server", error=str(error))
-                await asyncio.sleep(delay_s)
+                with contextlib.suppress(TimeoutError):
+                    wait_s = delay_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load only
+                    await asyncio.wait_for(self._stop.wait(), wait_s)
                 delay_s = min(delay_s * 2, 30.0)
             else:
                 return

@@ -14,14 +14,16 @@ from stories import CHILDREN, create, images, left, made, replicas, served, sett
 
 from conch import names
 from conch.kube.client import DEPLOYMENTS, INFERENCE_SERVICES, LEASES
-from operators import NAMESPACE, LocalOperator
+from operators import NAMESPACE, LocalOperator, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from fault_proxy import FaultProxy, Request
 
     from conftest import Shared
+    from sandbox import Region
 
 pytestmark = pytest.mark.cluster
 
@@ -36,6 +38,18 @@ def running(api: ApiServer, shared: Shared) -> LocalOperator:
     """The shared operator, started again if a test with operators of its own has stopped it."""
     del api
     return shared.lead()
+
+
+def test_r17_an_operator_that_waits_for_its_api_server_ends_when_told_to(control_plane: Region, tmp_path: Path) -> None:
+    nobody = f"http://127.0.0.1:{free_port(control_plane)}"
+    operator = LocalOperator(control_plane, tmp_path, server=nobody)
+    operator.start(wait=False)
+    try:
+        until("it to wait", lambda: "waits_for_api_server" in operator.log.read_text())
+        assert operator.get("/readyz") == (503, "the cache is being filled\n")
+    finally:
+        code = operator.stop()
+    assert code == 0, operator.log.read_text()
 
 
 # --- deletion
