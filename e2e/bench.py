@@ -426,7 +426,8 @@ async def restarted(operator: LocalOperator, total: int) -> dict[str, Any]:
     await asyncio.to_thread(wait_until, lambda: reconciled(operator) >= total, LIMIT_S, "all to be reconciled")
     seconds = time.monotonic() - started
     writes = difference({}, operator.writes(), 1)
-    return {"start_s": seconds, "start_writes": writes, "start_cpu_s": operator.cpu_seconds()}
+    cpu_s = operator.cpu_seconds()
+    return {"start_s": seconds, "start_writes": writes, "start_cpu_s": cpu_s, "start_rss_mib": operator.rss_mib()}
 
 
 def show(figures: dict[str, Any]) -> None:
@@ -461,6 +462,7 @@ def show(figures: dict[str, Any]) -> None:
     row("start to all reconciled", figures.get("start_s"), 20.0, TARGETS["start_1000_s"])
     row("idle", figures.get("idle_core"), 0.001, TARGETS["idle_core"], "core")
     row("memory", figures.get("rss_mib"), 156.0, TARGETS["rss_mib"], "MiB")
+    row("memory after a start", figures.get("start_rss_mib"), None, TARGETS["rss_mib"], "MiB")
     row("queries per tick, 1 service", figures.get("queries_per_tick_1"), unit="")
     row("queries per tick, all", figures.get("queries_per_tick_all"), unit="")
     row("load step → replicas patched", figures.get("step_to_patch_s"), None, 6.0)

@@ -17,8 +17,11 @@ VENV = ROOT / ".venv"
 RUN_LOCK, DEV_LOCK = "operator/requirements.txt", "operator/requirements-dev.txt"
 # The S3 server of the tests is a program of its own: its libraries exclude versions that the operator needs.
 STORES_VENV, STORES_NEEDS, STORES_LOCK = VENV / "stores", "e2e/requirements-stores.in", "e2e/requirements-stores.txt"
-REGISTRY = "docker-registry"
-"""Debian's package, and its command: the OCI registry of the tests."""
+SYSTEM_PACKAGES = {
+    "docker-registry": ("docker-registry", "the tests of oci:// sources will fail"),
+    "btrfs-progs": ("mkfs.btrfs", "the tests of caches on file systems that clone will be skipped"),
+}
+"""Debian's packages for the tests: each with a command of it, and what happens without."""
 OLDEST = (3, 11)
 INSTALL_LIMIT_S = 1800
 
@@ -55,19 +58,21 @@ def install() -> None:
     if not (STORES_VENV / "bin" / "python").exists():
         run(sys.executable, "-m", "venv", str(STORES_VENV))
     run(str(STORES_VENV / "bin" / "python"), *pip[1:], "--require-hashes", "-r", STORES_LOCK)
-    install_registry()
+    install_system_packages()
     (VENV / "ready").touch()
 
 
-def install_registry() -> None:
-    """As root on Debian, install the registry that the tests start; elsewhere say what they will miss."""
-    if shutil.which(REGISTRY) is not None:
+def install_system_packages() -> None:
+    """As root on Debian, install what the tests need besides; elsewhere say what they will miss."""
+    missing = [name for name, (command, _) in SYSTEM_PACKAGES.items() if shutil.which(command) is None]
+    if not missing:
         return
     if os.geteuid() == 0 and shutil.which("apt-get") is not None:
         run("apt-get", "update", "-q")
-        run("apt-get", "install", "-y", "-q", "--no-install-recommends", REGISTRY)
+        run("apt-get", "install", "-y", "-q", "--no-install-recommends", *missing)
     else:
-        print(f"{REGISTRY} isn't in PATH: the tests of oci:// sources will fail until it is installed.")
+        for name in missing:
+            print(f"{name} isn't installed: {SYSTEM_PACKAGES[name][1]} until it is.")
 
 
 def lock() -> None:

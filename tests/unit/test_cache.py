@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -335,3 +336,31 @@ def test_the_empty_lists_of_go_are_no_obstacle(cache: Cache) -> None:
     pod["metadata"]["labels"] = None
     pod["metadata"]["managedFields"] = None
     assert cache.put(pod)
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "Pod", "Service", "InferenceService"])
+def test_r1_what_a_list_drops_on_arrival_is_nothing_that_is_stored(kind: str) -> None:
+    def full() -> dict[str, Any]:
+        obj = make(kind)
+        container = {"name": "c", "image": "i", "env": [{"name": "A"}], "restartPolicy": "Always"}
+        obj |= {"spec": {"replicas": 2, "initContainers": [container]}, "status": {"phase": "Running"}}
+        owns: dict[str, Any] = {"f:spec": {"f:replicas": {}, "f:selector": {}}}
+        obj["metadata"]["managedFields"] = [
+            {"manager": "hpa", "operation": "Update", "subresource": "scale", "time": "t", "fieldsV1": owns},
+            {"manager": "x", "operation": "Apply", "fieldsV1": {"f:metadata": {}}},
+        ]
+        return obj
+
+    whole, slender, namespace, name = Cache(), Cache(), "team", full()["metadata"]["name"]
+    whole.put(full())
+    slender.replace(kind, None, [slender.slim(full())], 1.0)
+    assert whole.get(kind, namespace, name) is not None
+    assert slender.get(kind, namespace, name) == whole.get(kind, namespace, name)
+    assert slender.replicas_owners(namespace, name) == whole.replicas_owners(namespace, name)
+    assert slender.replicas_owners(namespace, name) == ({"hpa": "Update/scale"} if kind == "Deployment" else {})
+    assert "f:selector" not in json.dumps(Cache().slim(full()))
+    # What is known costs no second copy, and a list of it takes nothing away.
+    known = slender.slim(full())
+    assert known is slender.get(kind, namespace, name)
+    assert slender.replace(kind, None, [known], 2.0) == []
+    assert slender.replicas_owners(namespace, name) == whole.replicas_owners(namespace, name)

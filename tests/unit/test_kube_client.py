@@ -206,6 +206,16 @@ async def test_a_list_is_read_in_chunks_and_its_items_say_what_they_are(server: 
     assert server.asked[0].path == "/apis/apps/v1/namespaces/team/deployments"
 
 
+async def test_of_each_object_of_a_list_only_what_is_kept_stays(server: Server) -> None:
+    named = [{"metadata": {"name": name}, "spec": {}} for name in "ab"]
+    server.answer(200, {"metadata": {"resourceVersion": "5"}, "items": named})
+    async with client(server.url) as kube:
+        items, _ = await kube.list(
+            PODS, kept=lambda pod: {"kind": pod["kind"]} if pod["metadata"]["name"] > "a" else None
+        )
+    assert items == [{"kind": "Pod"}]
+
+
 async def test_a_list_whose_snapshot_expired_starts_again(server: Server) -> None:
     server.answer(200, {"metadata": {"continue": "c1"}, "items": [{"metadata": {"name": "a"}}]})
     server.answer(410, {"reason": "Expired"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections import Counter
 from dataclasses import replace
 from itertools import count, pairwise
@@ -29,7 +30,7 @@ from conch.workload.fit import models_digest
 from makers import make_service, make_spec, stored
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from conch.kube.client import Resource
 
@@ -708,13 +709,23 @@ class Pods:
         *,
         label_selector: str | None = None,
         field_selector: str | None = None,
+        kept: Callable[[Object], Object | None] | None = None,
     ) -> tuple[list[Object], str]:
         assert (resource.kind, namespace, label_selector) == ("Pod", None, None)
         assert field_selector is not None
+        assert kept is not None
         self.lists += 1
-        container = {"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
-        pod = {"metadata": {"uid": "theirs", "name": "x"}, "spec": {"nodeName": "n1", "containers": [container]}}
-        return [{**pod, "status": {"phase": "Running"}}], "1"
+        sidecar = {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"nvidia.com/gpu": "1"}}}
+        found = [self.pod("theirs", sidecar), self.pod("cpu", {"name": "c", "resources": {"limits": {"cpu": "1"}}})]
+        slim = [pod for pod in map(kept, found) if pod is not None]
+        assert [pod["metadata"]["uid"] for pod in slim] == ["theirs"]
+        assert "env" not in json.dumps(slim)
+        return slim, "1"
+
+    def pod(self, uid: str, container: Object) -> Object:
+        spec = {"nodeName": "n1", "initContainers": [{**container, "env": []}], "containers": [{"name": "main"}]}
+        metadata = {"uid": uid, "name": uid, "managedFields": []}
+        return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": {"phase": "Running"}}
 
 
 async def test_free_accelerators_count_everybodys_pods_and_list_them_at_most_every_ten_seconds() -> None:

@@ -28,8 +28,9 @@ class FakeKube:
         return resource not in self.absent
 
     async def list(
-        self, resource: Resource, namespace: str | None = None, *, label_selector: str | None = None
+        self, resource: Resource, namespace: str | None = None, *, label_selector: str | None = None, kept: Any = None
     ) -> tuple[list[dict[str, Any]], str]:
+        assert kept is not None
         self.listed.append((resource.kind, namespace, label_selector))
         return [], "1"
 

@@ -95,6 +95,18 @@ class Cache:
         self._gone[kind] = {uid: left for uid, left in gone.items() if left.at >= list_started_at}
         return changes
 
+    def slim(self, listed: Object) -> Object:
+        """What `replace` needs of a listed object, so that the rest is dropped on arrival: what is known is there."""
+        kind, namespace, name, uid = _identity(listed)
+        entry = self._entry(kind, namespace, name)
+        if entry is not None:
+            known = entry.obj["metadata"]
+            if known.get("uid", "") == uid and known.get("resourceVersion") == listed["metadata"].get(
+                "resourceVersion"
+            ):
+                return entry.obj
+        return slim(listed)
+
     def get(self, kind: str, namespace: str, name: str) -> Object | None:
         """One object, or None."""
         entry = self._entry(kind, namespace, name)
@@ -203,6 +215,18 @@ def replicas_owners(obj: Mapping[str, Any]) -> dict[str, str]:
     return owners
 
 
+def slim(obj: Object) -> Object:
+    """What is kept of an object, and who owns a Deployment's replicas."""
+    stored = _trimmed(obj["kind"], obj)
+    if obj["kind"] == "Deployment":
+        stored["metadata"]["managedFields"] = [
+            {**_only(entry, "manager", "operation", "subresource"), "fieldsV1": {"f:spec": {"f:replicas": {}}}}
+            for entry in obj["metadata"].get("managedFields") or ()
+            if "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
+        ]
+    return stored
+
+
 def _newer(version: str, *, than: str) -> bool:
     """Whether one resourceVersion came after another: the API promises an order since 1.35, etcd always gave it."""
     return version.isdecimal() and than.isdecimal() and int(version) > int(than)
@@ -280,7 +304,7 @@ def _pod(obj: Object) -> Object:
     trimmed_spec = _only(spec, "nodeName", "terminationGracePeriodSeconds", "nodeSelector", "schedulingGates")
     for field in ("initContainers", "containers"):
         if spec.get(field):
-            trimmed_spec[field] = [_only(item, "name", "image", "resources") for item in spec[field]]
+            trimmed_spec[field] = [_only(item, "name", "image", "resources", "restartPolicy") for item in spec[field]]
     return {
         **_only(obj, "apiVersion", "kind"),
         "metadata": {**_only(obj["metadata"], *_METADATA), **({"annotations": kept} if kept else {})},

@@ -231,7 +231,9 @@ class Watch:
         started = self._clock()
         items: list[Object] = []
         for namespace in namespaces or (None,):
-            found, _ = await self._kube.list(resource, namespace, label_selector=kind.label_selector)
+            found, _ = await self._kube.list(
+                resource, namespace, label_selector=kind.label_selector, kept=self._cache.slim
+            )
             items += found
         # Only now: had the LIST failed, it would still be owed.
         self._listed_at[resource.kind] = started

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 
+from conch.kube.cache import slim
 from conch.kube.client import PODS, Resource
 from conch.kube.errors import ApiError
 from conch.workload.gpus import free_gpus
@@ -42,6 +43,7 @@ class Lister(Protocol):
         *,
         label_selector: str | None = None,
         field_selector: str | None = None,
+        kept: Callable[[Object], Object | None] | None = None,
     ) -> tuple[Many, str]:
         """All objects, and the resourceVersion of the list."""
 
@@ -89,9 +91,13 @@ class FreeAccelerators:
             now = self._clock()
             if self._listed_at is not None and now - self._listed_at < keep_s:
                 return
-            pods, _ = await self._kube.list(PODS, field_selector=BOUND)
-            self._pods = {pod["metadata"]["uid"]: pod for pod in pods if _holds_devices(pod)}
+            pods, _ = await self._kube.list(PODS, field_selector=BOUND, kept=_if_it_holds_devices)
+            self._pods = {pod["metadata"]["uid"]: pod for pod in pods}
             self._listed_at = now
+
+
+def _if_it_holds_devices(pod: Object) -> Object | None:
+    return slim(pod) if _holds_devices(pod) else None
 
 
 def _holds_devices(pod: Object) -> bool:
