@@ -201,7 +201,7 @@ async def test_a_list_is_read_in_chunks_and_its_items_say_what_they_are(server: 
     assert {(item["apiVersion"], item["kind"]) for item in items} == {("apps/v1", "Deployment")}
     assert version == "5"
     first, second = (dict(asked.query) for asked in server.asked)
-    assert first == {"limit": "500", "labelSelector": "a=b", "fieldSelector": "c=d"}
+    assert first == {"limit": "200", "labelSelector": "a=b", "fieldSelector": "c=d"}
     assert second == {**first, "continue": "c1"}
     assert server.asked[0].path == "/apis/apps/v1/namespaces/team/deployments"
 

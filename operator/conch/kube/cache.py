@@ -98,12 +98,11 @@ class Cache:
     def slim(self, listed: Object) -> Object:
         """What `replace` needs of a listed object, so that the rest is dropped on arrival: what is known is there."""
         kind, namespace, name, uid = _identity(listed)
+        version = listed["metadata"].get("resourceVersion")
         entry = self._entry(kind, namespace, name)
         if entry is not None:
             known = entry.obj["metadata"]
-            if known.get("uid", "") == uid and known.get("resourceVersion") == listed["metadata"].get(
-                "resourceVersion"
-            ):
+            if known.get("uid", "") == uid and known.get("resourceVersion") == version:
                 return entry.obj
         return slim(listed)
 

@@ -25,6 +25,7 @@ import structlog
 
 from conch import names
 from conch.kube.client import (
+    CHUNK,
     DEPLOYMENTS,
     HORIZONTAL_POD_AUTOSCALERS,
     INFERENCE_SERVICES,
@@ -149,7 +150,8 @@ class Watch:
         """LIST every kind once, before the workers start; raises `ApiError` when one can't be read."""
         served = [kind for kind in self._kinds if not kind.optional or await self._kube.has_resource(kind.resource)]
         self._served = tuple(served)
-        await asyncio.gather(*(self._list(kind) for kind in self._served))
+        for kind in self._served:  # all at once would only take memory
+            await self._list(kind)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Watch until `stop` is set. `prime` comes first: it finds out which kinds there are."""
@@ -391,7 +393,7 @@ def kopf_settings(kinds: Sequence[WatchedKind]) -> kopf.OperatorSettings:
     settings.watching.connect_timeout = 10
     settings.watching.inactivity_timeout = INACTIVITY_S
     settings.watching.reconnect_backoff = 1
-    settings.watching.chunk_size = 500
+    settings.watching.chunk_size = CHUNK // 2  # kopf lists all kinds at once
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
     settings.networking.error_backoffs = _Backoffs()
