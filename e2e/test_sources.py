@@ -196,7 +196,7 @@ def test_row_76_a_source_that_sends_nothing_is_an_event_and_then_a_condition_whi
             def told() -> list[str]:
                 return [event for event in service.events("FetchingModels") if cause in event]
 
-            print(wait_until(told, 150, "the Event about the stall", 1))
+            print(wait_until(told, 300, "the Event about the stall", 1))
             words = ['model "greeting"', uri, "failed 6 times in a row", cause, "NetworkPolicy, DNS, proxy"]
             status = service.wait("the stall to be told", partial(says, words=words), 500)
             blocked = condition(status, "RolloutBlocked")

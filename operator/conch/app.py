@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import datetime as dt
 import os
 import random
@@ -38,7 +37,7 @@ from conch.triton.refusals import Allowed
 from conch.workload.deployment import Images
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Coroutine, Iterable
 
     from conch.config import Settings
 
@@ -47,6 +46,8 @@ log = structlog.get_logger(__name__)
 
 FATAL_EXIT_CODE: Final = 1
 STOP_LIMIT_S: Final = 20.0
+FIRST_WAIT_S: Final = 1.0
+LAST_WAIT_S: Final = 30.0
 OPTIONAL_KINDS: Final = (POD_MONITORS, RESOURCE_CLAIM_TEMPLATES)
 """Kinds of children that not every cluster serves."""
 # One rollout step shows as several events of the Deployment and its pods within moments; they are one reason to look.
@@ -149,8 +150,7 @@ class Operator:
             self._loop.add_signal_handler(number, self._stop.set)
         heart = asyncio.create_task(self._heartbeat())
         async with self.kube, self._http, self._probe:
-            await self._prime()
-            if not self._stop.is_set():
+            if await self._unless_stopped(self._prime()):
                 await self._run_primed()
         heart.cancel()
         self._signals.close()
@@ -166,26 +166,45 @@ class Operator:
         watching = asyncio.create_task(self._watch.run(self._stop))
         self._elector.start()
         working = asyncio.create_task(self._lead())
+        for task in (recording, watching, working):
+            task.add_done_callback(self._ended)
         await self._stop.wait()
         # Workers end before the Lease is given back: whoever takes it over starts to write at once.
         working.cancel()
         await asyncio.wait({working, watching, recording}, timeout=STOP_LIMIT_S)
         await asyncio.to_thread(self._elector.stop)
 
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A task of ours that breaks must not leave a leader behind that holds the Lease and does nothing."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("operator.task_broke", exc_info=error)
+            self._fail(f"a task broke: {error!r}")
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Do it, or give it up as soon as the process is to end; whether it was done."""
+        task, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if task.done():
+            task.result()
+            return True
+        task.cancel()
+        await asyncio.wait({task}, timeout=STOP_LIMIT_S)
+        return False
+
     async def _prime(self) -> None:
-        """Fill the cache; an API server that is down at our start is waited for, by crash-looping no one is helped."""
-        delay_s = 1.0
-        while not self._stop.is_set():
+        """Fill the cache; an API server that doesn't answer is waited for, by crash-looping no one is helped."""
+        delay_s = FIRST_WAIT_S
+        while True:
             try:
                 self._primed_at = time.monotonic()
                 await self._watch.prime()
                 self._served = await self._still_served(OPTIONAL_KINDS)
             except ApiError as error:
                 log.warning("operator.waits_for_api_server", error=str(error))
-                with contextlib.suppress(TimeoutError):
-                    wait_s = delay_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load only
-                    await asyncio.wait_for(self._stop.wait(), wait_s)
-                delay_s = min(delay_s * 2, 30.0)
+                await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load only
+                delay_s = min(delay_s * 2, LAST_WAIT_S)
             else:
                 return
 
@@ -194,7 +213,7 @@ class Operator:
         await self._leading.wait()
         log.info("operator.leads", services=self.cache.count(names.SERVICE_KIND))
         if time.monotonic() - self._primed_at > FRESH_S:
-            await self._watch.prime()  # what changed while we stood by must be seen before the first write
+            await self._prime()  # what changed while we stood by must be seen before the first write
         self._scaling.start()
         for service in self.cache.list(names.SERVICE_KIND):
             self.queue.add(_key(service))

@@ -40,7 +40,7 @@ def running(api: ApiServer, shared: Shared) -> LocalOperator:
     return shared.lead()
 
 
-def test_r17_an_operator_that_waits_for_its_api_server_ends_when_told_to(control_plane: Region, tmp_path: Path) -> None:
+def test_r17_without_its_api_server_an_operator_waits_and_ends_in_order(control_plane: Region, tmp_path: Path) -> None:
     nobody = f"http://127.0.0.1:{free_port(control_plane)}"
     operator = LocalOperator(control_plane, tmp_path, server=nobody)
     operator.start(wait=False)

@@ -243,8 +243,12 @@ TOLD_STALL = "it tries s3://m/x again, since no byte came for 60 s"
     [
         ([line(), STALL], TOLD_STALL),
         ([STALL], TOLD_STALL),
-        ([line("reconnecting", cause="it\nbroke\x1b[31m off")], "it tries s3://m/x again, since it broke [31m off"),
+        ([line("retrying", cause="it\nbroke\x1b[31m off")], "it tries s3://m/x again, since it broke [31m off"),
+        ([STALL, line("resuming")], TOLD_STALL),
         ([STALL, line()], ""),  # bytes move again
+        ([STALL, line("verified")], ""),
+        ([STALL, line("another pod downloads this model; waiting for it")], ""),
+        ([line("reconnecting", cause="one of many connections broke")], ""),
         ([line("retrying")], ""),
         ([line()], ""),
     ],
@@ -257,7 +261,7 @@ async def test_a_source_that_sends_nothing_is_a_warning_long_before_the_fetch_gi
     world = World()
     world.out.text = f"{line(total_bytes=10e9)}\n{STALL}"
     await world.look(70)
-    assert world.out.events == [("FetchingModels", f"Pod p fetches 3.2 of 10 GB of s3://m/x (80 MB/s); {TOLD_STALL}.")]
+    assert world.out.events == [("FetchingModels", f"Pod p fetches 3.2 of 10 GB of s3://m/x; {TOLD_STALL}.")]
     world.out.text = STALL
     await world.look(200)
     assert world.out.events[1:] == [("FetchingModels", f"Pod p fetches its models; {TOLD_STALL}.")]

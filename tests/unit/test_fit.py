@@ -95,9 +95,17 @@ ENGINE = "models[0].source.engine"
             {"accelerator.count": 2},
             [SLICED, SHARED],
             (
-                "No node has whole GPUs rather than MIG slices or shares, of which several give no more than one; the "
-                "cluster has NVIDIA-H100-MIG-1g.10gb, NVIDIA-L4-SHARED: add such a node, or change "
-                "spec.accelerator.count."
+                "No node has whole GPUs (several MIG slices or shares give no more than one); the cluster has "
+                "NVIDIA-H100-MIG-1g.10gb, NVIDIA-L4-SHARED: add such a node, or change spec.accelerator.count."
+            ),
+        ),
+        (
+            {"accelerator": {"count": 2, "products": ["NVIDIA-L4-SHARED"]}},
+            [SHARED, node(count=2)],
+            (
+                "No node has nvidia.com/gpu.product NVIDIA-L4-SHARED and whole GPUs (several MIG slices or shares give "
+                "no more than one) together; the cluster has NVIDIA-L4 with whole ones, NVIDIA-L4-SHARED: add such a "
+                "node, or change spec.accelerator.products or spec.accelerator.count."
             ),
         ),
         (

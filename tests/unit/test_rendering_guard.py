@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import pytest
 import yaml
 
 from conch.api import crd
@@ -108,5 +110,31 @@ def test_r7_the_guard_sees_what_it_must_and_no_more() -> None:
     assert changed_defaults(before, after) == [f"{version} {path}: 7 was {before['defaults'][version][path]}"]
 
 
+def test_r7_a_template_that_changed_is_not_written_over_without_another_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = now()
+    name = next(iter(changed["templates"]))
+    changed["templates"][name]["template"] = "other"
+    copy = tmp_path / "renderings.json"
+    monkeypatch.setattr(sys.modules[__name__], "WRITTEN", copy)
+    copy.write_text(json.dumps(changed))
+    with pytest.raises(SystemExit, match=f"{name}: rendered otherwise; raise RENDERING"):
+        main()
+    assert json.loads(copy.read_text()) == changed
+    copy.write_text(json.dumps({**changed, "rendering": "before"}))
+    main()
+    assert json.loads(copy.read_text()) == now()
+
+
+def main() -> None:
+    """Write the file anew, unless that would hide what it is for."""
+    before, after = json.loads(WRITTEN.read_text()), now()
+    otherwise = rendered_otherwise(before, after)
+    if otherwise:
+        sys.exit(f"{', '.join(otherwise)}: rendered otherwise; raise RENDERING in conch/workload/deployment.py first")
+    WRITTEN.write_text(json.dumps(after, indent=1, sort_keys=True) + "\n")
+
+
 if __name__ == "__main__":
-    WRITTEN.write_text(json.dumps(now(), indent=1, sort_keys=True) + "\n")
+    main()

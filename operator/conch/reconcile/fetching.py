@@ -39,7 +39,9 @@ NEWS_S: Final = 600.0
 MAX_SAID: Final = 600
 
 _PROGRESS: Final = frozenset({"downloading", "verifying"})
-_TROUBLE: Final = frozenset({"retrying", "reconnecting", "restarting"})
+_TROUBLE: Final = frozenset({"retrying", "restarting"})
+# "reconnecting" follows bytes that came: of many connections one broke.
+_STILL: Final = frozenset({"resuming", "reconnecting"})
 
 _ORIGINS: Final = {
     "Download": "downloaded",
@@ -110,7 +112,8 @@ class FetchTeller:
         wait_s = min(FIRST_AGAIN_S * 2.0 ** min(times, 16), LAST_AGAIN_S)
         self._remember(pod["metadata"]["uid"], _Told(times + 1, now + wait_s))
         lines = await self._log_lines(pod)
-        progress, trouble = progress_of(lines), trouble_of(lines)
+        trouble = trouble_of(lines)
+        progress = progress_of(lines, rate=not trouble)
         if progress or trouble or told is None:
             what = progress or ("its models" if trouble else "its models, and does not say how far it is")
             message = f"Pod {pod['metadata']['name']} fetches {what}{f'; {trouble}' if trouble else ''}."
@@ -193,30 +196,29 @@ def cache_trouble(message: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in said)[:MAX_SAID]
 
 
-def progress_of(lines: Iterable[str]) -> str:
+def progress_of(lines: Iterable[str], *, rate: bool = True) -> str:
     """What `conch fetch` last logged of bytes that move: `3.2 of 10 GB of s3://m/x (80 MB/s)`; empty: nothing yet."""
     last = ""
     for said in _events(lines):
         if said["event"] not in _PROGRESS:
             continue
-        done, total, rate = (_number(said.get(key)) for key in ("bytes_done", "total_bytes", "bytes_per_s"))
+        done, total, per_s = (_number(said.get(key)) for key in ("bytes_done", "total_bytes", "bytes_per_s"))
         if done is not None:
             source = _one_line(said.get("source") or "its models")
             verb = "" if said["event"] == "downloading" else ", which is being verified"
-            speed = f" ({readable_size(rate)}/s)" if rate else ""
+            speed = f" ({readable_size(per_s)}/s)" if per_s and rate else ""
             last = f"{_share(done, total)} of {source}{verb}{speed}"
     return last
 
 
 def trouble_of(lines: Iterable[str]) -> str:
-    """Why `conch fetch` last broke off, if no byte has come since: `it tries X again, since Y`; empty: all is well."""
+    """Why `conch fetch` last broke off, if it got no further since: `it tries X again, since Y`; empty: all is well."""
     trouble = ""
     for said in _events(lines):
         if said["event"] in _TROUBLE and said.get("cause"):
-            trouble = (
-                f"it tries {_one_line(said.get('source') or 'the source')} again, since {_one_line(said['cause'])}"
-            )
-        elif said["event"] in _PROGRESS:
+            source, cause = _one_line(said.get("source") or "the source"), _one_line(said["cause"])
+            trouble = f"it tries {source} again, since {cause}"
+        elif said["event"] not in _STILL:
             trouble = ""
     return trouble
 

@@ -33,6 +33,8 @@ def require_room(folder: Path, needed_bytes: int) -> None:
     free_bytes = volume.f_bavail * volume.f_frsize
     if needed_bytes > free_bytes:
         needed, free = readable_size(needed_bytes), readable_size(free_bytes)
+        if needed == free:  # in three digits
+            needed, free = f"{needed_bytes} bytes", f"{free_bytes} bytes"
         raise DiskFullError(f"{needed} more are needed and {free} are free on the model volume", _FIX)
 
 

@@ -178,10 +178,10 @@ def _criteria(spec: InferenceServiceSpec, must: gpus.Wanted) -> Iterable[_Criter
         )
     if gpus.wants_several_gpus(accelerator):
         yield _Criterion(
-            "whole GPUs rather than MIG slices or shares, of which several give no more than one",
+            "whole GPUs (several MIG slices or shares give no more than one)",
             "spec.accelerator.count",
             must.whole,
-            lambda node: _label(node, gpus.PRODUCT_LABEL) or ("whole GPUs" if must.whole(node) else "divided ones"),
+            lambda node: "whole ones" if must.whole(node) else _label(node, gpus.PRODUCT_LABEL) or "divided ones",
         )
     if must.least_mib is not None:
         label = gpus.memory_label(accelerator)
@@ -244,7 +244,7 @@ def _no_node(spec: InferenceServiceSpec, wanted: gpus.Wanted, around: Surroundin
         criteria = list(_criteria(spec, wanted))
         failed = [one for one in criteria if not any(one.met(node) for node in with_it)]
         told = failed or [one for one in criteria if not all(one.met(node) for node in with_it)]
-        kinds = {" with ".join(shown for one in told if (shown := one.shown(node))) for node in with_it}
+        kinds = {" with ".join(dict.fromkeys(shown for one in told if (shown := one.shown(node)))) for node in with_it}
         missing = " and ".join(one.wanted for one in told)
         said = f"No node has {missing}{'' if failed else ' together'}; the cluster has {_list(kinds)}"
         fields = list(dict.fromkeys(one.field for one in told))
