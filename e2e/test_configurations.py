@@ -13,6 +13,7 @@ from google.protobuf.json_format import MessageToDict
 
 from conch.triton.modelconfig import extra_files, file_name, from_pbtxt, model_config, required_versions, to_pbtxt
 from makers import make_model, make_spec
+from operators import wait_until
 from sandbox.triton_process import TritonProcess, root_folder, triton
 
 if TYPE_CHECKING:
@@ -664,8 +665,12 @@ def test_an_optional_input_may_be_left_out_and_another_may_not(server: TritonPro
 def test_a_repeated_request_is_answered_from_the_cache(server: TritonProcess) -> None:
     for _ in range(3):
         infer(server, "response-cache", ("x", "FP32", (1, 3), [4, 5, 6]))
-    stats = server.get("/v2/models/response-cache/stats")["model_stats"][0]
-    assert (stats["inference_stats"]["cache_hit"]["count"], stats["execution_count"]) == (2, 1)
+
+    def counted() -> bool:
+        stats = server.get("/v2/models/response-cache/stats")["model_stats"][0]
+        return (stats["inference_stats"]["cache_hit"]["count"], stats["execution_count"]) == (2, 1)
+
+    wait_until(counted, 10, "two hits and one execution in the statistics")  # counted after the answer is sent
 
 
 def test_a_request_has_the_priorities_that_the_spec_gives(server: TritonProcess) -> None:

@@ -26,11 +26,11 @@ from conch.triton.modelconfig import from_pbtxt
 from conch.workload import offline
 from conch.workload.deployment import Images
 from conch.workload.offline import Surroundings
-from operators import OPERATOR_IMAGE, ROOT, TRITON_IMAGE
+from operators import OPERATOR_IMAGE, ROOT, TRITON_IMAGE, wait_until
 from services import SCRIPT, Service, restricted_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from clusters import Clusters
     from sandbox import AnyRegion
@@ -93,6 +93,12 @@ class Running:
     def get(self, model: str, path: str = "") -> dict[str, Any]:
         """What Triton says of a model."""
         return json.loads(ask(self.url(model) + path))  # type: ignore[no-any-return]
+
+    def wait_counted(self, model: str, right: Callable[[dict[str, Any]], bool]) -> None:
+        """Until a model's statistics are right: Triton counts a request after it has answered it."""
+        wait_until(
+            lambda: right(self.get(model, "/stats")["model_stats"][0]), 10, f"the statistics of {model} to be right"
+        )
 
     def infer(self, model: str, inputs: Mapping[str, Any], path: str = "", **parameters: Any) -> dict[str, list[Any]]:
         """Outputs by name, as flat lists; inputs are (data type, array)."""
@@ -216,16 +222,20 @@ def test_a_decoupled_model_answers_many_times(running: Running) -> None:
 
 def test_a_model_has_answered_all_its_warm_up_requests_before_the_first_client(running: Running) -> None:
     # One made from the inputs, a batch of four twice, and one from a file: Triton's statistics count them.
-    assert running.get("filetype_warm", "/stats")["model_stats"][0]["inference_count"] == 1 + 2 * 4 + 1
+    running.wait_counted("filetype_warm", lambda stats: stats["inference_count"] == 1 + 2 * 4 + 1)
     running.infer("filetype_warm", script())
-    assert running.get("filetype_warm", "/stats")["model_stats"][0]["inference_count"] == 11
+    running.wait_counted("filetype_warm", lambda stats: stats["inference_count"] == 11)
 
 
 def test_a_request_that_was_answered_before_comes_from_the_cache(running: Running) -> None:
     first, second = (running.infer("filetype_cached", script()) for _ in range(2))
-    stats = running.get("filetype_cached", "/stats")["model_stats"][0]["inference_stats"]
-    assert (stats["cache_miss"]["count"], stats["cache_hit"]["count"]) == (1, 1)
     assert first == second
+
+    def hit_once(stats: dict[str, Any]) -> bool:
+        counts = stats["inference_stats"]
+        return (counts["cache_miss"]["count"], counts["cache_hit"]["count"]) == (1, 1)
+
+    running.wait_counted("filetype_cached", hit_once)
 
 
 def test_models_that_take_turns_both_answer(running: Running) -> None:

@@ -24,6 +24,7 @@ from tritonclient.utils import InferenceServerException
 
 from conch.triton import arguments, metrics, modelconfig
 from makers import make_model, make_spec
+from operators import wait_until
 from sandbox.triton_process import root_folder, triton
 
 if TYPE_CHECKING:
@@ -262,18 +263,23 @@ def test_no_key_stands_in_the_log(everything: Server) -> None:
 
 
 def test_a_repeated_request_is_a_hit_of_the_cache_in_the_metrics(everything: Server) -> None:
-    infer(everything)
     labels = '{model="double",version="1"}'
-    before = everything.metrics()[f"{metrics.CACHE_HITS}{labels}"]
+    hits, misses = (f"{name}{labels}" for name in (metrics.CACHE_HITS, metrics.CACHE_MISSES))
     infer(everything)
-    after = everything.metrics()
-    assert after[f"{metrics.CACHE_HITS}{labels}"] == before + 1
-    assert after[f"{metrics.CACHE_MISSES}{labels}"] >= 1
+    before = everything.metrics()[hits]
+    infer(everything)
+    # Triton counts after it has answered.
+    wait_until(lambda: everything.metrics()[hits] > before, 10, "a hit in the metrics")
+    assert everything.metrics()[misses] >= 1
 
 
 def test_summaries_with_the_chosen_quantiles_are_in_the_metrics(everything: Server) -> None:
     infer(everything)
-    found = [name for name in everything.metrics() if name.startswith("nv_inference_queue_summary_us{")]
+
+    def summaries() -> list[str]:
+        return [name for name in everything.metrics() if name.startswith("nv_inference_queue_summary_us{")]
+
+    found = wait_until(summaries, 10, "summaries in the metrics")
     assert {name.partition('quantile="')[2].rstrip('"}') for name in found} == {"0.5", "0.9999"}
 
 
