@@ -313,15 +313,18 @@ class Unmeasured:
         assert self.status["scaling"]["decision"] == "Hold"
 
 
-def lower(services: list[Service]) -> list[Unmeasured]:
-    """While metrics are broken: take away what keeps the second replicas, and look for longer than a hold."""
+def lower(services: list[Service], says: str = "") -> list[Unmeasured]:
+    """While metrics are broken: take away what keeps the second replicas, and look for longer than a hold.
+
+    `says` is waited for: a Prometheus that ends refuses some queries in other words before nobody listens.
+    """
     with contextlib.ExitStack() as watching:
         trails = [watching.enter_context(Trail(service)) for service in services]
         began = time.monotonic()
         for service in services:
             service.apply({"scaling.minReplicas": 1})
         try:
-            messages = [service.wait_condition("MetricsStale", "True", limit_s=60) for service in services]
+            messages = [service.wait_condition("MetricsStale", "True", says=says, limit_s=60) for service in services]
             time.sleep(max(2.0, 2 * HOLD_S - (time.monotonic() - began)))
             statuses = [service.status() for service in services]
         finally:
@@ -402,7 +405,7 @@ def test_row_73_scale_down_under_load_and_lost_leaders_fail_no_request(story: St
 def test_row_17_a_prometheus_that_refuses_reduces_nothing(running: dict[str, Service]) -> None:
     service = measured_and_wide(running["empty"])
     with refused(service.region):
-        (result,) = lower([service])
+        (result,) = lower([service], "can't be reached")
     result.assert_not_reduced("MetricsMissing", "can't be reached")
 
 
