@@ -121,7 +121,11 @@ class Accelerator(Resource):
         "nvidia.com/mig-1g.5gb, nvidia.com/gpu.shared, or another vendor's. Default: nvidia.com/gpu.",
     )
     count: int = Field(
-        1, ge=0, le=16, description="Accelerators per pod; 0 serves on the CPU; at most 1 of MIG or shared. Default: 1."
+        1,
+        ge=0,
+        le=16,
+        description="Accelerators per pod; 0 serves on the CPU; at most 1 of MIG or shared. Several nvidia.com/gpu "
+        "come from nodes whose labels say neither MIG slices nor sharing. Default: 1.",
     )
     products: list[
         Annotated[
