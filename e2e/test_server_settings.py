@@ -266,10 +266,10 @@ def test_a_repeated_request_is_a_hit_of_the_cache_in_the_metrics(everything: Ser
     labels = '{model="double",version="1"}'
     hits, misses = (f"{name}{labels}" for name in (metrics.CACHE_HITS, metrics.CACHE_MISSES))
     infer(everything)
+    time.sleep(0.5)  # Triton counts after it has answered
     before = everything.metrics()[hits]
     infer(everything)
-    # Triton counts after it has answered.
-    wait_until(lambda: everything.metrics()[hits] > before, 10, "a hit in the metrics")
+    wait_until(lambda: everything.metrics()[hits] == before + 1, 10, "a hit in the metrics")
     assert everything.metrics()[misses] >= 1
 
 
